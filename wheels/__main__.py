@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -117,8 +118,8 @@ def built(tag: str, tools: Path, arch: str, out: Path) -> bool:
     if done.returncode or not wheels:
         print(f"{tag}, {arch}: not built; {log} says why")
         return False
-    plat = f"manylinux_{GLIBC.replace('.', '_')}_{arch}"
-    audit = [tools / "python", "-m", "auditwheel", "repair", "--plat", plat, "--wheel-dir", out, wheels[0]]
+    audited_into = raw / "audited"
+    audit = [tools / "python", "-m", "auditwheel", "repair", "--wheel-dir", audited_into, wheels[0]]
     audited = subprocess.run(
         audit,
         env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
@@ -129,10 +130,25 @@ def built(tag: str, tools: Path, arch: str, out: Path) -> bool:
     if audited.returncode:
         print(f"{tag}, {arch}: {(audited.stderr.strip().splitlines() or ['auditwheel refuses'])[-1]}")
         return False
-    made = max(out.glob(f"p2pavg-*{tag}*{arch}.whl"), key=lambda path: path.stat().st_mtime)
+    (found,) = audited_into.glob("*.whl")
+    if (least := glibc(found.name)) is None or least > tuple(map(int, GLIBC.split("."))):
+        print(f"{tag}, {arch}: {found.name} needs a newer glibc than {GLIBC}")
+        return False
+    out.mkdir(parents=True, exist_ok=True)
+    for before in out.glob(f"p2pavg-*-{tag}*{arch}.whl"):
+        before.unlink()
+    made = Path(shutil.move(found, out / found.name))
     size = made.stat().st_size / 1e6
     print(f"{made}: {size:.1f} MB, {has_cuda(made)}, {time.monotonic() - began:.0f} s", flush=True)
     return True
+
+
+def glibc(name: str) -> tuple[int, int] | None:
+    """The oldest glibc on which a wheel of this name runs, by the tags that auditwheel gave; None: none of
+    them tells.
+    """
+    found = [(int(major), int(minor)) for major, minor in re.findall(r"manylinux_(\d+)_(\d+)_", name)]
+    return min(found, default=None)
 
 
 def has_cuda(wheel: Path) -> str:

@@ -9,18 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 
 from wheels.__main__ import ROOT
 
 MOST_S = 20.0  # that installing may take once torch and the other requirements are there
-TESTING = (
-    "pytest>=8",
-    "pytest-asyncio>=0.24",
-    "pytest-timeout>=2.3",
-    "pytest-xdist>=3.5",
-    "hypothesis>=6.100",
-)
 # What reads sources of the package, of the C++ or of the documentation, or builds from them.
 OF_A_CHECKOUT = ("test_docs.py", "test_release.py", "test_security_page.py", "test_public_names.py")
 LOADED = (
@@ -62,7 +56,7 @@ def tried(wheel: Path, python: str, torch: str, tests: list[str], folder: Path) 
         text=True,
     )
     print(told.stdout.strip(), flush=True)
-    subprocess.run([*pip, *TESTING], check=True, env=inside)
+    subprocess.run([*pip, *testing()], check=True, env=inside)
     code = folder / "code"
     for name in ("tests", "bench", "examples", "docs"):
         shutil.copytree(ROOT / name, code / name, ignore=shutil.ignore_patterns("results", "__pycache__"))
@@ -71,6 +65,16 @@ def tried(wheel: Path, python: str, torch: str, tests: list[str], folder: Path) 
     ignored = [f"--ignore=tests/unit/{name}" for name in OF_A_CHECKOUT]
     code_of_tests = subprocess.run([*command, *ignored, *tests], cwd=code, env=inside, check=False).returncode
     return code_of_tests or int(took > MOST_S or not told.stdout.strip().endswith("True"))
+
+
+def testing() -> list[str]:
+    """What the tests are run with, of what developers install."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [
+        wanted
+        for wanted in project["optional-dependencies"]["dev"]
+        if wanted.startswith(("pytest", "hypothesis"))
+    ]
 
 
 def without_compilers(programs: Path, venv: Path) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import posixpath
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +15,9 @@ from p2pavg.launch.yaml import render
 GRACE_S = 60  # that a container has after SIGTERM: more than a peer's notice
 PYTHON = "python:3.12-slim"
 PIP = "pip.conf"  # pip's options: a file beside the others, and the name of the secret
-MACHINE = "12 linux x86_64"  # as that Python tells of itself
+CONSTRAINTS = "constraints.txt"
+CODE = "/code"  # in a container
+MACHINE = "3.12 linux x86_64"  # as that Python tells of itself
 
 
 def dockerfile(swarm: SwarmFile, wheel: str, code: str) -> str:
@@ -23,10 +27,13 @@ def dockerfile(swarm: SwarmFile, wheel: str, code: str) -> str:
     a password: they are there while the image is built, and not in the image.
     """
     wanted = " ".join(shlex.quote(package) for package in (*swarm.packages, f"/tmp/{wheel}"))
+    carried = wheel
+    if swarm.constraints is not None:
+        carried, wanted = f"{wheel} {CONSTRAINTS}", f"-c /tmp/{CONSTRAINTS} {wanted}"
     run = f"RUN --mount=type=secret,id={PIP},target=/etc/pip.conf" if swarm.pip else "RUN"
     lines = [
         f"FROM {PYTHON} AS build",
-        f"COPY {wheel} /tmp/",
+        f"COPY {carried} /tmp/",
         f"{run} python -m venv /venv && /venv/bin/pip install --no-cache-dir {wanted}",
         "",
         f"FROM {PYTHON}",
@@ -43,7 +50,9 @@ def dockerfile(swarm: SwarmFile, wheel: str, code: str) -> str:
 def compose(swarm: SwarmFile, script: str, arguments: Sequence[str], secrets: Mapping[str, str]) -> str:
     """The compose file. secrets: per service, the file beside it that holds the service's credentials."""
     port = swarm.bootstrap_port
-    services: dict[str, object] = {}
+    services: dict[str, dict[str, object]] = {}
+    folder = swarm.folder_of_checkpoints()
+    checkpoints = None if folder is None else posixpath.join(CODE, folder)
     initial = swarm.bootstrap or f"bootstrap:{port}"
     if swarm.bootstrap is None:
         command = ["-m", "p2pavg", "bootstrap", "--run", swarm.run, "--listen", f"0.0.0.0:{port}"]
@@ -52,9 +61,13 @@ def compose(swarm: SwarmFile, script: str, arguments: Sequence[str], secrets: Ma
         }
     for machine in swarm.machines:
         command = [script, *arguments, *machine.arguments]
-        environment = {"P2PAVG_INITIAL_PEERS": initial, **machine.environment}
+        environment = swarm.environment(machine, initial, checkpoints)
         services[machine.name] = _service(swarm, machine.name, command, environment, secrets)
-    document: dict[str, object] = {"name": swarm.run.lower().replace(".", "-"), "services": services}
+        if checkpoints is not None:
+            services[machine.name]["volumes"] = [f"{machine.name}:{_literal(checkpoints)}"]
+    document: dict[str, object] = {"name": _slug(swarm.run), "services": services}
+    if checkpoints is not None:
+        document["volumes"] = {machine.name: None for machine in swarm.machines}
     files = {**secrets, PIP: PIP} if swarm.pip else secrets
     if files:
         document["secrets"] = {name: {"file": f"./{path}"} for name, path in files.items()}
@@ -74,7 +87,7 @@ def _service(
     if secrets:
         environment = {**environment, "P2PAVG_CREDENTIALS": where}
     service: dict[str, object] = {
-        "image": f"{swarm.run.lower()}-peer",
+        "image": f"{_slug(swarm.run)}-peer",
         "build": {"context": ".", "secrets": [PIP]} if swarm.pip else ".",
         "command": [_literal(word) for word in command],
         "environment": {key: _literal(value) for key, value in environment.items()},
@@ -84,6 +97,11 @@ def _service(
     if secrets:
         service["secrets"] = [{"source": name, "target": "credentials"}]
     return service
+
+
+def _slug(run: str) -> str:
+    """A name as images and projects of Docker have."""
+    return re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
 
 
 def _literal(text: str) -> str:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn
 
 from p2pavg.credentials import Authority
 from p2pavg.errors import ConfigurationError, P2PAvgError
 from p2pavg.launch import wheel
 from p2pavg.launch.emit import inside
+from p2pavg.launch.fleet import Fleet
 from p2pavg.launch.record import Record
-from p2pavg.launch.remote import INSTALL_S, LIVED, Job, Remote
-from p2pavg.launch.ssh import MachineError, Ssh
-from p2pavg.launch.swarm_file import MachineEntry, SwarmFile
+from p2pavg.launch.remote import INSTALL_S, LIVED, Job
+from p2pavg.launch.ssh import MachineError
+from p2pavg.launch.swarm_file import MachineEntry
 from p2pavg.launch.wheel import Wheels
 from p2pavg.membership.table.address import format_host_port
 from p2pavg.printable import counted, ending
@@ -27,34 +29,28 @@ from p2pavg.printable import counted, ending
 TABLE_S = 120.0  # for the peers that were started to be in the table
 LOOK_S = 1.0
 LINES = 100  # of a log
-Result = TypeVar("Result")
+WEB = "127.0.0.1:8033"  # where `watch` serves its page
 
 
 class Deployment:
     """The machines of one swarm file."""
 
-    def __init__(self, swarm: SwarmFile) -> None:
-        self._swarm = swarm
-        self._printing = threading.Lock()
-        without = [machine.name for machine in swarm.machines if machine.ssh is None]
-        if without:
-            raise ConfigurationError(f"{swarm.path}: 'ssh' is missing for {', '.join(without)}")
-        self._remotes = {machine.name: self._remote(machine) for machine in swarm.machines}
-
-    def _remote(self, machine: MachineEntry, name: str | None = None) -> Remote:
-        ssh = Ssh(machine.name, machine.ssh or "", self._swarm.ssh_config)
-        return Remote(ssh, self._swarm.run, name or machine.name)
-
-    def _say(self, text: str) -> None:
-        with self._printing:
-            print(text, flush=True)
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._swarm = fleet.swarm
+        self._say = fleet.say
+        self._saving = threading.Lock()
 
     # ------------------------------------------------------------------------------------ starting
 
     def launch(self, script: Path, arguments: Sequence[str]) -> int:
         """Start one peer per machine, and wait until each is in the table. Returns 0 when all are."""
+        with Record.locked(self._swarm.run), self._told_when_interrupted():
+            return self._launch(script, arguments)
+
+    def _launch(self, script: Path, arguments: Sequence[str]) -> int:
         swarm = self._swarm
-        states = self._states()
+        states = self._fleet.states()
         running = [name for name, state in states.items() if state["alive"]]
         if running:
             raise ConfigurationError(
@@ -71,16 +67,21 @@ class Deployment:
         record = Record(swarm.run, str(script), list(arguments), "", *secrets)
         with tempfile.TemporaryDirectory(prefix="p2pavg-launch-") as folder:
             machines = self._prepare(machines, script, self._wheels(Path(folder)))
+        record.save()  # before anything runs that needs it to be stopped
+        self._end_bootstraps(machines)
         record.bootstrap = swarm.bootstrap or self._bootstrap(machines, authority, record.watcher)
         record.save()
         return self._start(machines, len(swarm.machines), record, len(machines))
 
     def add(self, names: Sequence[str]) -> int:
         """Start the peers of machines that the file names now, in the run that lives."""
-        record = Record.load(self._swarm.run)
+        with Record.locked(self._swarm.run), self._told_when_interrupted():
+            return self._add(Record.load(self._swarm.run), names)
+
+    def _add(self, record: Record, names: Sequence[str]) -> int:
         machines = [self._swarm.machine(name) for name in names]
         if not machines:
-            states = self._states()
+            states = self._fleet.states()
             machines = [m for m in self._swarm.machines if m.name in states and not states[m.name]["alive"]]
         if not machines:
             raise ConfigurationError("a peer runs on every machine of the file; put another machine into it")
@@ -89,6 +90,17 @@ class Deployment:
             machines = self._prepare(machines, Path(record.script), self._wheels(Path(folder)))
         self._revive_bootstrap(record)
         return self._start(machines, wanted, record, 1)
+
+    @contextmanager
+    def _told_when_interrupted(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._say(
+                "interrupted: peers may have been started; "
+                f"'p2pavg launch stop --swarm {self._swarm.path}' lets them leave"
+            )
+            raise
 
     def _wheels(self, folder: Path) -> Wheels | None:
         if not self._swarm.install:
@@ -102,11 +114,11 @@ class Deployment:
         self, machines: Sequence[MachineEntry], script: Path, wheels: Wheels | None
     ) -> list[MachineEntry]:
         """Install everything on all machines at once; those on which that came about."""
-        ready = self._each(machines, lambda machine: self._prepare_one(machine, script, wheels))
+        ready = self._fleet.each(machines, lambda machine: self._prepare_one(machine, script, wheels))
         return [machine for machine in machines if machine.name in ready]
 
     def _prepare_one(self, machine: MachineEntry, script: Path, wheels: Wheels | None) -> bool:
-        swarm, remote = self._swarm, self._remotes[machine.name]
+        swarm, remote = self._swarm, self._fleet.remotes[machine.name]
         if (state := remote.state()).get("alive"):
             raise MachineError(
                 f"{machine.name}: its peer runs already; 'p2pavg launch stop' lets that peer leave"
@@ -134,11 +146,11 @@ class Deployment:
     def _start_bootstrap(
         self, machine: MachineEntry, authority: Authority | None, watcher: str | None
     ) -> str:
-        swarm, remote = self._swarm, self._remote(machine, "bootstrap")
+        swarm, remote = self._swarm, self._fleet.remote(machine, "bootstrap")
         address = format_host_port(machine.address or remote.ssh.host(), swarm.bootstrap_port)
         every = "[::]" if address.startswith("[") else "0.0.0.0"
-        remote.share(self._remotes[machine.name])
-        command = ["@PYTHON@", "-m", "p2pavg", "bootstrap", "--run", swarm.run]
+        remote.share(self._fleet.remotes[machine.name])
+        command = ["-m", "p2pavg", "bootstrap", "--run", swarm.run]
         command += ["--listen", f"{every}:{swarm.bootstrap_port}", "--announce", address]
         credentials = None if authority is None else authority.member().to_text()
         remote.start(Job(command, machine.environment, credentials, watcher))
@@ -152,7 +164,7 @@ class Deployment:
         authority = record.owner()
         for machine in self._swarm.machines:
             try:
-                state = self._remote(machine, "bootstrap").state()
+                state = self._fleet.remote(machine, "bootstrap").state()
                 if "state" in state and not state["alive"]:
                     record.bootstrap = self._start_bootstrap(machine, authority, record.watcher)
                     record.save()
@@ -164,59 +176,38 @@ class Deployment:
     def _start(self, machines: Sequence[MachineEntry], wanted: int, record: Record, together: int) -> int:
         authority = record.owner()
         before = len(self._table(record)) if authority is None else 0
-        started = self._each(machines, lambda machine: self._start_one(machine, record, authority, together))
+        started = self._fleet.each(
+            machines, lambda machine: self._start_one(machine, record, authority, together)
+        )
         there = self._await_table(list(started), record, before)
         for machine in machines:
             if machine.name in started:
                 found = there.get(machine.name)
                 self._say(f"{machine.name}: {found or 'started, and not in the table yet; see its log'}")
         missing = [machine.name for machine in machines if not there.get(machine.name)]
-        first = f"'p2pavg launch status --swarm {self._swarm.path}' tells how it goes"
         told = f"{counted(len(machines) - len(missing), 'peer')} of {wanted} in the table"
-        self._say(f"{told}; the swarm lives without this command. {first}")
+        self._say(
+            f"{told}; the swarm lives without this command. "
+            f"'p2pavg launch watch --swarm {self._swarm.path}' shows it at http://{WEB}/"
+        )
         return int(len(machines) - len(missing) < wanted)
 
     def _start_one(
         self, machine: MachineEntry, record: Record, authority: Authority | None, together: int
     ) -> bool:
-        remote, script = self._remotes[machine.name], Path(record.script)
+        remote, script = self._fleet.remotes[machine.name], Path(record.script)
         member = None if authority is None else authority.member()
-        environment = {"P2PAVG_INITIAL_PEERS": record.bootstrap, "P2PAVG_PEERS": str(together)}
-        environment.update(machine.environment)
-        command = [
-            "@PYTHON@",
-            f"@FOLDER@/code/{inside(self._swarm, script)}",
-            *record.arguments,
-            *machine.arguments,
-        ]
+        environment = self._swarm.environment(machine, record.bootstrap, self._fleet.checkpoints)
+        environment = {"P2PAVG_PEERS": str(together), **environment}
+        command = [inside(self._swarm, script), *record.arguments, *machine.arguments]
         line = None if member is None else member.to_text()
         remote.start(Job(command, environment, line, record.watcher))
         if member is not None:
-            with self._printing:
+            with self._saving:
                 record.peers[machine.name] = member.identity.peer_id.hex()
                 record.save()
         self._say(f"{machine.name}: started")
         return True
-
-    def _states(self) -> dict[str, Mapping[str, Any]]:
-        """What the keepers wrote last, by machine that can be reached."""
-        return self._each(self._swarm.machines, lambda machine: self._remotes[machine.name].state())
-
-    def _each(
-        self, machines: Sequence[MachineEntry], work: Callable[[MachineEntry], Result]
-    ) -> dict[str, Result]:
-        """What came of it, by machine; one that fails is told, and is not there."""
-        found: dict[str, Result] = {}
-
-        def one(machine: MachineEntry) -> None:
-            try:
-                found[machine.name] = work(machine)
-            except MachineError as error:
-                self._say(str(error))
-
-        with ThreadPoolExecutor(max(1, len(machines)), "p2pavg-launch") as pool:
-            list(pool.map(one, machines))
-        return {machine.name: found[machine.name] for machine in machines if machine.name in found}
 
     # ------------------------------------------------------------------------------------ looking
 
@@ -236,7 +227,7 @@ class Deployment:
     def _table(self, record: Record) -> list[Mapping[str, Any]]:
         """The peers of the run, as a machine that can see them tells."""
         for machine in self._swarm.machines:
-            for remote in (self._remote(machine, "bootstrap"), self._remotes[machine.name]):
+            for remote in (self._fleet.remote(machine, "bootstrap"), self._fleet.remotes[machine.name]):
                 try:
                     told = json.loads(remote.peers(record.run, record.bootstrap))
                     peers: list[Mapping[str, Any]] = [p for p in told["peers"] if p["role"] != "watcher"]
@@ -255,13 +246,23 @@ class Deployment:
             name: _described(rows[record.peers[name]]) for name in names if record.peers.get(name) in rows
         }
 
+    def watch(self, web: str, jsonl: str | None) -> NoReturn:
+        """Become the monitor of the run, with a page, until Ctrl-C."""
+        record = Record.load(self._swarm.run)
+        command = [sys.executable, "-m", "p2pavg", "monitor", record.run, "--web", web]
+        command += [] if jsonl is None else ["--jsonl", jsonl]
+        found = [address for row in self._table(record) for address in row["addresses"]]
+        command += ["--initial-peers", *filter(None, [record.bootstrap]), *found]
+        secret = {} if record.watcher is None else {"P2PAVG_CREDENTIALS": record.watcher}
+        os.execve(sys.executable, command, {**os.environ, **secret})
+
     def status(self) -> int:
         """Print a line per machine. Returns 0 when a peer runs on each."""
         record = Record.load(self._swarm.run)
         table = self._table(record)
         names = [machine.name for machine in self._swarm.machines]
         there = {} if record.authority is None else self._in_table(names, record, table)
-        states = self._states()
+        states = self._fleet.states()
         width = max(map(len, names))
         missing = "" if record.authority is None else "not in the table"
         for name in names:
@@ -274,13 +275,12 @@ class Deployment:
 
     def logs(self, names: Sequence[str], *, follow: bool) -> int:
         """Print the end of logs, or follow one."""
-        Record.load(self._swarm.run)
         machines = [self._swarm.machine(name) for name in names] or list(self._swarm.machines)
         if follow:
             if len(machines) != 1:
                 raise ConfigurationError("--follow takes one peer: name that peer")
-            return self._remotes[machines[0].name].follow(LINES)
-        told = self._each(machines, lambda machine: self._remotes[machine.name].tail(LINES))
+            return self._fleet.remotes[machines[0].name].follow(LINES)
+        told = self._fleet.each(machines, lambda machine: self._fleet.remotes[machine.name].tail(LINES))
         for machine in machines:
             for line in told.get(machine.name, "").splitlines():
                 self._say(f"[{machine.name}] {line}" if len(machines) > 1 else line)
@@ -290,20 +290,27 @@ class Deployment:
 
     def stop(self, names: Sequence[str]) -> int:
         """Let peers leave, which hand over what they have; when all do, the bootstrap node ends, too."""
-        Record.load(self._swarm.run)
         machines = [self._swarm.machine(name) for name in names] or list(self._swarm.machines)
-        told = self._each(machines, lambda machine: self._remotes[machine.name].stop())
+        told = self._fleet.each(machines, lambda machine: self._fleet.remotes[machine.name].stop())
         for machine in machines:
             if machine.name in told:
                 self._say(f"{machine.name}: {told[machine.name]}")
-        states = self._states()
+        gone = {machine.name for machine in machines} - set(told)  # which was said
+        states = self._fleet.states(without=gone)
         if not any(state["alive"] for state in states.values()):
-            for machine in self._swarm.machines:
-                try:
-                    self._remote(machine, "bootstrap").stop()
-                except MachineError as error:
-                    print(error, file=sys.stderr)
-        return int(len(told) < len(machines) or any(states[name]["alive"] for name in told if name in states))
+            self._end_bootstraps([machine for machine in self._swarm.machines if machine.name in states])
+        return int(bool(gone) or any(states[name]["alive"] for name in told if name in states))
+
+    def _end_bootstraps(self, machines: Sequence[MachineEntry]) -> None:
+        """End the run's bootstrap node, on whichever of the machines that is."""
+
+        def end(machine: MachineEntry) -> None:
+            remote = self._fleet.remote(machine, "bootstrap")
+            state = remote.state()
+            if state["alive"] or state.get("state") in LIVED:
+                remote.stop()
+
+        self._fleet.each(machines, end)
 
 
 def _described(row: Mapping[str, Any]) -> str:

@@ -43,6 +43,8 @@ class Emission:
             "compose.yaml": compose.compose(self._swarm, script, self._arguments, secrets),
             ".dockerignore": f"**/*.credentials\n**/*.secret\n{compose.PIP}\n",
         }
+        if self._swarm.constraints is not None:
+            files[compose.CONSTRAINTS] = self._swarm.limits()
         private = {path: self._member() for path in secrets.values()}
         if self._swarm.pip:
             private[compose.PIP] = pip.configuration(self._swarm.pip)
@@ -62,10 +64,14 @@ class Emission:
             name = None if made is None else made.name
             files[f"{machine.name}.yaml"] = sky.task(self._swarm, machine, script, self._arguments, name)
             secret = None
-            if self._authority is not None:
+            if names := sky.secrets(self._swarm):
                 secret = f"{machine.name}.secret"
-                private[secret] = sky.secret_file(self._member())
+                credentials = None if self._authority is None else self._member()
+                private[secret] = sky.secret_file(self._swarm, credentials)
+                assert private[secret].count("\n") == len(names)
             commands.append(sky.launching(self._swarm, machine, f"{machine.name}.yaml", secret))
+        if self._swarm.constraints is not None:
+            files[compose.CONSTRAINTS] = self._swarm.limits()
         self._write(files, private)
         return commands
 
@@ -83,7 +89,7 @@ class Emission:
             machine = compose.MACHINE
             fitting = wheels.given(self._swarm.wheel).fitting(machine)
             if fitting is None:
-                raise ConfigurationError(f"{self._swarm.wheel} has no wheel for Python 3.{machine}")
+                raise ConfigurationError(f"{self._swarm.wheel} has no wheel for Python {machine}")
             return Path(shutil.copy(fitting, self._folder))
         except OSError as error:
             raise P2PAvgError(f"{self._folder} cannot be written ({error.strerror})") from None

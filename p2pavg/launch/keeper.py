@@ -1,8 +1,8 @@
 """Keeps one peer alive on its machine: `python -m p2pavg.launch.keeper FOLDER`.
 
-The folder has `peer.json` (command, environment, directory). The keeper writes `state.json` and `peer.log`
-beside that file, starts a peer that crashed anew after a pause, and passes SIGTERM on; after that nothing is
-started any more.
+The folder has `peer.json` (arguments of this Python, and an environment), `code/`, where the peer runs, and
+in a closed run `credentials`. The keeper writes `state.json` and `peer.log` beside them, starts a peer that
+crashed anew after a pause, and passes SIGTERM on; after that nothing is started any more.
 """
 
 from __future__ import annotations
@@ -66,12 +66,14 @@ class Keeper:
     def _once(self, job: Mapping[str, Any]) -> int:
         """Start the peer, keep its output, and wait for its end."""
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **job["environment"]}
+        if (credentials := self._folder / "credentials").exists():
+            environment["P2PAVG_CREDENTIALS"] = str(credentials)
         if self._restarts:
             environment.pop(TOGETHER, None)  # the others have begun
         try:
             peer = self._peer = subprocess.Popen(
-                job["command"],
-                cwd=job["directory"],
+                [sys.executable, *job["arguments"]],
+                cwd=self._folder / "code",
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -36,6 +37,12 @@ class Local:
         self._printing = threading.Lock()
         self._stopped_by = 0  # the signal that asked all to leave
 
+    def tell(self) -> int:
+        """Print what `run` would start. Returns 0."""
+        self._say(f"{counted(self._count, 'time')}: {shlex.join(self._command)}")
+        self._say("a bootstrap node on a free port of 127.0.0.1; nothing was started")
+        return 0
+
     def run(self) -> int:
         """The exit code: of the first peer that ended badly; else 0, or what a shell says of the signal that
         asked all to leave.
@@ -52,7 +59,10 @@ class Local:
                 )
                 shown.start()
                 self._shown.append(shown)
-            self._say(f"{counted(self._count, 'peer')}; others on this machine join at {address}")
+            self._say(
+                f"{counted(self._count, 'peer')}; others on this machine join at {address}; a page of them: "
+                f"'p2pavg monitor RUN --initial-peers {address} --web 127.0.0.1:8033'"
+            )
             codes = self._codes()
         finally:
             for process in (*self._peers, bootstrap):

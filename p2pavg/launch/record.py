@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -21,7 +23,7 @@ class Record:
     run: str
     script: str
     arguments: list[str]
-    bootstrap: str  # HOST:PORT
+    bootstrap: str  # HOST:PORT; empty: none was started so far
     authority: str | None  # None: an open run
     watcher: str | None  # credentials of a member that only looks on
     peers: dict[str, str] = field(default_factory=dict)  # machine -> peer id, hex; empty in an open run
@@ -45,6 +47,27 @@ class Record:
             raise ConfigurationError(
                 f"run {run!r} was not launched from here: {cls.path(run)} does not tell of it"
             ) from None
+
+    @classmethod
+    @contextmanager
+    def locked(cls, run: str) -> Iterator[None]:
+        """While this lasts, no other process of this user starts peers of the run. Raises ConfigurationError
+        where one does.
+        """
+        path = cls.path(run).with_suffix(".lock")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = path.open("w")
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be written ({error.strerror})") from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ConfigurationError(
+                    f"another 'p2pavg launch' starts peers of run {run!r} right now; wait until it has ended"
+                ) from None
+            yield
 
     def save(self) -> None:
         """Write it. Raises ConfigurationError when that cannot be."""

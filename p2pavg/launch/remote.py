@@ -15,12 +15,13 @@ from typing import Any
 from p2pavg.launch import pip, unit
 from p2pavg.launch.ssh import MachineError, Ssh
 from p2pavg.launch.swarm_file import SwarmFile
-from p2pavg.launch.wheel import ASKED, Wheels
+from p2pavg.launch.wheel import ASKED, OLDEST, Wheels, too_old
 
 HOME = ".p2pavg"  # in the home directory of that machine
 INSTALL_S = 1800.0
 STEP_S = 120.0
 KEEPER_S = 30  # for a keeper to have started its peer
+OTHER_S = 900  # for another launch, which installs into the same folder, to be through
 LEAVES_S = 90.0  # that a peer may take: more than the default notice
 LEFT_OUT = {".git", ".venv", "venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 LIVED = ("running", "crashed", "away")  # states that a keeper wrote which was killed afterwards
@@ -32,7 +33,7 @@ EMITTED = {".docker", ".sky"}  # of folders that `launch --to` writes
 class Job:
     """What a keeper keeps alive."""
 
-    command: Sequence[str]  # @PYTHON@ and @FOLDER@ stand for the interpreter and the folder there
+    arguments: Sequence[str]  # of the interpreter there, which runs in the folder `code`
     environment: Mapping[str, str]
     credentials: str | None  # the secret line of this member; None: an open run
     watcher: str | None  # and of a member that only looks on
@@ -51,40 +52,78 @@ class Remote:
         """Make a virtual environment with p2pavg and the swarm's packages, or bring up to date what is there.
         wheels: of p2pavg; None: `python` has everything. Raises MachineError.
         """
-        missing = f"there is no {python} on that machine; name another one with python="
-        lines = [
-            "set -e",
-            f"mkdir -p {self._folder}/code && cd {self._folder}",
-            f"P=$(command -v {shlex.quote(python)}) || {{ echo {shlex.quote(missing)} >&2; exit 3; }}",
-        ]
+        lines = ["set -e", f"mkdir -p {self._folder}/code && cd {self._folder}", *_found(python)]
         if wheels is None:
-            self.ssh.shell("\n".join([*lines, 'printf %s "$P" > python']), STEP_S)
+            without = f"{python} there has no p2pavg: leave install = false out, or name another with python="
+            lines += [
+                f'"$P" -c {shlex.quote(_HAS_PACKAGE)} 2> /dev/null || {_refused(without)}',
+                'printf %s "$P" > python',
+            ]
+            self.ssh.shell("\n".join(lines), STEP_S)
             return
-        ask = [f'"$P" -c {shlex.quote(ASKED)}', "cat installed 2> /dev/null || true"]
+        ask = [f'"$P" -c {shlex.quote(ASKED)}', f"{_SAME_PYTHON} && cat installed 2> /dev/null || true"]
         told, _, before = self.ssh.shell("\n".join([*lines, *ask]), STEP_S).partition("\n")
-        wheel = wheels.fitting(told)
-        if wheel is None:
-            raise MachineError(
-                f"{self.ssh.name}: no wheel fits its Python (3.{told.strip()}): 'make wheel' makes more; "
-                "name their folder with wheel="
-            )
-        options = pip.configuration(swarm.pip)
-        described = f"{sha256(wheel.read_bytes() + options.encode()).hexdigest()} {' '.join(swarm.packages)}"
+        wheel = self.fitting(wheels, python, told)
+        options, constraints = pip.configuration(swarm.pip), swarm.limits()
+        carried = sha256(wheel.read_bytes() + options.encode() + b"\0" + constraints.encode()).hexdigest()
+        described = f"{carried} {' '.join(swarm.packages)}"
         if before.strip() == described.strip():
             return
         self.ssh.send(f"cat > {self._folder}/{wheel.name}", wheel.read_bytes(), INSTALL_S)
         wanted = " ".join(shlex.quote(package) for package in swarm.packages)
         command = "venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check"
+        no_venv = (
+            f"{python} there makes no virtual environment: install its module venv (Debian, Ubuntu: apt "
+            "install python3-venv), or name another with python="
+        )
+        busy = f"another launch has been installing there for {OTHER_S} s"
         lines += [
-            'NEW=; [ -x venv/bin/python ] || { NEW=1; "$P" -m venv venv; }',
+            "if command -v flock > /dev/null; then exec 9> installing; "
+            f"flock -w {OTHER_S} 9 || {_refused(busy)}; fi",
+            "rm -f installed",
+            f'NEW=; {_SAME_PYTHON} || {{ NEW=1; "$P" -m venv --clear venv >&2 || {_refused(no_venv)}; }}',
             f"( umask 077; printf %s {shlex.quote(options)} > venv/pip.conf )",
-            f"{command} {wanted} ./{shlex.quote(wheel.name)} >&2",
+            f"printf %s {shlex.quote(constraints)} > constraints.txt",
+            f"{command} -c constraints.txt {wanted} ./{shlex.quote(wheel.name)} >&2",
             # of the same version, too
             f'[ "$NEW" ] || {command} --force-reinstall --no-deps ./{shlex.quote(wheel.name)} >&2',
             'printf %s "$PWD/venv/bin/python" > python',
             f"printf %s {shlex.quote(described)} > installed",
         ]
         self.ssh.shell("\n".join(lines), INSTALL_S)
+
+    def fitting(self, wheels: Wheels, python: str, told: str) -> Path:
+        """The wheel for a Python that told so of itself. Raises MachineError."""
+        try:
+            fitting = None if too_old(told) else wheels.fitting(told)
+        except ValueError:
+            raise MachineError(
+                f"{self.ssh.name}: {python} there is no Python (it says {told[:60]!r}); name one with python="
+            ) from None
+        if fitting is not None:
+            return fitting
+        version = told.split()[0]
+        if too_old(told):
+            raise MachineError(
+                f"{self.ssh.name}: {python} there is Python {version}, and p2pavg needs "
+                f"{'.'.join(map(str, OLDEST))} or newer: name another one with python="
+            )
+        raise MachineError(
+            f"{self.ssh.name}: no wheel fits its Python ({told.strip()}): 'make wheel' makes more; "
+            "name their folder with wheel="
+        )
+
+    def look(self, python: str) -> tuple[str, int]:
+        """What that Python tells of itself (see `wheel.ASKED`), and the bytes that are free in the home
+        directory. Changes nothing. Raises MachineError.
+        """
+        lines = [
+            *_found(python),
+            f'"$P" -c {shlex.quote(ASKED)}',
+            "df -Pk . 2> /dev/null | sed -n '2s/^.* \\([0-9]*\\) *[0-9]*% .*/\\1/p'",
+        ]
+        told, _, free = self.ssh.shell("\n".join(lines), STEP_S).partition("\n")
+        return told, int(free.strip() or 0) * 1024
 
     def share(self, other: Remote) -> None:
         """Use what another folder of the same machine has installed. Raises MachineError."""
@@ -105,17 +144,14 @@ class Remote:
 
     def start(self, job: Job) -> None:
         """Start a keeper, which lives on without this connection. Raises MachineError."""
-        environment = dict(job.environment)
         secret = "rm -f credentials watcher"
         if job.credentials is not None and job.watcher is not None:
-            environment["P2PAVG_CREDENTIALS"] = "@FOLDER@/credentials"
             secret = (
                 f"printf %s {shlex.quote(job.credentials)} > credentials\n"
                 f"printf %s {shlex.quote(job.watcher)} > watcher"
             )
-        described = json.dumps(
-            {"command": list(job.command), "environment": environment, "directory": "@FOLDER@/code"}
-        )
+        described = json.dumps({"arguments": list(job.arguments), "environment": dict(job.environment)})
+        silent = f"echo 'its keeper wrote nothing in {KEEPER_S} s: is the disk full, or the machine slow?'"
         running = "its peer runs already; 'p2pavg launch stop' lets that peer leave"
         alone = 'nohup setsid "$PY" -m p2pavg.launch.keeper "$D" > keeper.log 2>&1 < /dev/null &'
         lines = [
@@ -126,11 +162,11 @@ class Remote:
             secret,
             "rm -f state.json",
             "D=$(pwd -P); PY=$(cat python)",
-            f'printf %s {shlex.quote(described)} | sed "s|@FOLDER@|$D|g; s|@PYTHON@|$PY|g" > peer.json',
+            f"printf %s {shlex.quote(described)} > peer.json",
             ": > keeper.log",
             *unit.starting(self._run, self._name, LEAVES_S, alone),
             f"i=0; until [ -s state.json ] || [ $i -ge {10 * KEEPER_S} ]; do sleep 0.1; i=$((i+1)); done",
-            "[ -s state.json ] || { tail -n 1 keeper.log >&2; exit 6; }",
+            f"[ -s state.json ] || {{ tail -n 1 keeper.log; [ -s keeper.log ] || {silent}; exit 6; }} >&2",
         ]
         self.ssh.shell("\n".join(lines), STEP_S)
 
@@ -163,18 +199,26 @@ class Remote:
         return "left" if told in LIVED and not state["alive"] else told
 
     def tail(self, lines: int) -> str:
-        """The end of the peer's log, and of the keeper's where that has something to say."""
+        """The end of the peer's log, and of the keeper's where that has something to say. Raises
+        MachineError.
+        """
+        never = f"{self._name} was never started there"
         return self.ssh.shell(
-            f"cd {self._folder} && cat keeper.log 2>/dev/null; tail -n {lines} peer.log", STEP_S
+            f"cd {self._folder} 2> /dev/null && [ -e keeper.log ] || {_refused(never)}\n"
+            f"cat keeper.log; cat peer.log.1 peer.log 2> /dev/null | tail -n {lines}",
+            STEP_S,
         )
 
     def follow(self, lines: int) -> int:
-        """Show the log as it grows, until Ctrl-C."""
+        """Show the log as it grows, until Ctrl-C. Raises MachineError."""
+        self.tail(1)
         return self.ssh.follow(f"tail -n {lines} -F {self._folder}/peer.log")
 
     def peers(self, run: str, initial_peer: str) -> str:
         """What `p2pavg peers --json -` prints there. Raises MachineError."""
-        command = f'"$(cat python)" -m p2pavg peers {run} --initial-peers {initial_peer} --json -'
+        command = (
+            f'"$(cat python)" -m p2pavg peers {run} --initial-peers {shlex.quote(initial_peer)} --json -'
+        )
         lines = [
             f"cd {self._folder}",
             "C=$([ -e watcher ] && echo '--credentials watcher')",
@@ -183,6 +227,23 @@ class Remote:
         return self.ssh.shell("\n".join(lines), STEP_S)
 
 
+def _refused(sentence: str) -> str:
+    """Ends a script with a sentence."""
+    return f"{{ echo {shlex.quote(sentence)} >&2; exit 3; }}"
+
+
+def _found(python: str) -> Sequence[str]:
+    """Lines of a script that set P to the path of a Python."""
+    missing = f"there is no {python} on that machine; name another one with python="
+    return [f"P=$(command -v {shlex.quote(python)}) || {_refused(missing)}"]
+
+
+_HAS_PACKAGE = "import importlib.util, sys; sys.exit(importlib.util.find_spec('p2pavg') is None)"
+# Whether the virtual environment is whole, and of the Python P.
+_SAME_PYTHON = (
+    f'{{ [ "$(venv/bin/python -c {shlex.quote(ASKED)} 2> /dev/null)" = "$("$P" -c {shlex.quote(ASKED)})" ] '
+    "&& venv/bin/python -c 'import pip' 2> /dev/null; }"
+)
 # Whether a keeper holds its lock: the file names the process, and stays when that process is gone.
 _ALIVE = (
     '[ -s keeper.lock ] && kill -0 "$(cat keeper.lock)" 2>/dev/null '

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from p2pavg.launch import pip
-from p2pavg.launch.swarm_file import MachineEntry, SwarmFile
+from p2pavg.launch.compose import CONSTRAINTS
+from p2pavg.launch.swarm_file import BUCKET, MachineEntry, SwarmFile
 from p2pavg.launch.yaml import render
 
 PEER_PORT = 31330
+CHECKPOINTS = "/checkpoints"  # where a bucket is mounted
 RECOVERED = (1, 137, 143)  # exit codes after which a job is started again: an error, a kill, a machine taken
 MOST_RESTARTS = 5
 
@@ -31,23 +33,27 @@ def task(
         },
         **machine.resources,
     }
-    environment: dict[str, str] = {
-        "P2PAVG_INITIAL_PEERS": swarm.bootstrap or "",
-        **pip.environment(swarm.pip),
-        **machine.environment,
-    }
     document: dict[str, Any] = {"name": f"{swarm.run}-{machine.name}", "resources": resources}
+    mounts: dict[str, Any] = {}
+    wanted = [shlex.quote(package) for package in swarm.packages]
     if wheel is not None:
-        document["file_mounts"] = {f"~/{wheel}": f"./{wheel}"}
+        mounts[f"~/{wheel}"] = f"./{wheel}"
+        wanted.append(f"~/{wheel}")
+    if swarm.constraints is not None:
+        mounts[f"~/{CONSTRAINTS}"] = f"./{CONSTRAINTS}"
+    checkpoints = swarm.checkpoints
+    if checkpoints is not None and BUCKET.match(checkpoints):
+        mounts[CHECKPOINTS] = {"source": checkpoints, "mode": "MOUNT"}
+        checkpoints = f"{CHECKPOINTS}/{machine.name}"  # which the job finds again wherever it recovers
+    if mounts:
+        document["file_mounts"] = mounts
     document["workdir"] = "./code"
-    document["envs"] = environment
-    if swarm.closed:
-        document["secrets"] = {"P2PAVG_CREDENTIALS": None}
-    wanted = " ".join(shlex.quote(package) for package in swarm.packages)
-    install = (
-        f"pip install {wanted} ~/{wheel}" if wheel is not None else f"pip install {wanted}" if wanted else ""
-    )
-    document["setup"] = "\n".join(["set -e", *filter(None, [install]), *swarm.setup])
+    document["envs"] = swarm.environment(machine, swarm.bootstrap or "", checkpoints)
+    if names := secrets(swarm):
+        document["secrets"] = dict.fromkeys(names)
+    limits = [] if swarm.constraints is None else [f"-c ~/{CONSTRAINTS}"]
+    install = [" ".join(["pip install", *limits, *wanted])] if wanted else []
+    document["setup"] = "\n".join(["set -e", *install, *swarm.setup])
     command = shlex.join(["python", script, *arguments, *machine.arguments])
     document["run"] = f"exec {command}\n# exec: SIGTERM reaches the peer, which hands over what it has\n"
     return render(document)
@@ -68,6 +74,19 @@ def launching(swarm: SwarmFile, machine: MachineEntry, path: str, secret: str | 
     return command if secret is None else [*command, "--secret-file", secret]
 
 
-def secret_file(line: str) -> str:
-    """The content of the file that `launching` names."""
-    return f"P2PAVG_CREDENTIALS={line}\n"
+def secrets(swarm: SwarmFile) -> list[str]:
+    """Names of the variables that stand in no YAML: pip's options may hold a password, too."""
+    return [*(["P2PAVG_CREDENTIALS"] if swarm.closed else []), *pip.environment(swarm.pip)]
+
+
+def secret_file(swarm: SwarmFile, credentials: str | None) -> str:
+    """The content of the file that `launching` names. credentials: the peer's line; None: an open run."""
+    values = {} if credentials is None else {"P2PAVG_CREDENTIALS": credentials}
+    return "".join(
+        f"{name}={_quoted(value)}\n" for name, value in {**values, **pip.environment(swarm.pip)}.items()
+    )
+
+
+def _quoted(text: str) -> str:
+    """As a file of variables has a text that is taken as it stands."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pavg.errors import ConfigurationError
+from p2pavg.membership.peerinfo import MAX_NAME
 from p2pavg.membership.table.address import parse_host_port
 
 EXAMPLE = """\
@@ -26,6 +28,9 @@ ssh = "ubuntu@203.0.113.7"
 arguments = ["--region", "eu-west"]
 """
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
+BUCKET = re.compile(r"[a-z0-9]+://")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 BOOTSTRAP_PORT = 31329
 _SWARM = {
     "run": str,
@@ -37,6 +42,8 @@ _SWARM = {
     "wheel": str,
     "pip": dict,
     "packages": list,
+    "constraints": str,
+    "checkpoints": str,
     "directory": str,
     "setup": list,
     "environment": dict,
@@ -47,6 +54,7 @@ _MACHINE = {
     "name": str,
     "ssh": str,
     "address": str,
+    "region": str,
     "python": str,
     "arguments": list,
     "environment": dict,
@@ -61,6 +69,7 @@ class MachineEntry:
     name: str
     ssh: str | None  # what ssh is called with; None: it is started in another way
     address: str | None  # host under which the others reach it; None: the one that ssh connects to
+    region: str | None  # where it is, for people and plans
     python: str  # on that machine
     arguments: tuple[str, ...]  # of the script, after those of all
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -81,9 +90,42 @@ class SwarmFile:
     wheel: Path | None  # of p2pavg, or a folder with several; None: made from this installation
     pip: Mapping[str, Any]  # pip's own options there, as in its configuration file
     packages: tuple[str, ...]
+    constraints: Path | None  # a file of pip's, which says what versions are taken there
+    checkpoints: (
+        str | None
+    )  # a folder on the machines; for SkyPilot, of a bucket, too; None: none are written
     directory: Path | None  # copied to each machine; None: the script alone
     setup: tuple[str, ...]  # shell commands, run in the copied directory
     ssh_config: Path | None
+
+    def limits(self) -> str:
+        """The text of the constraints file; empty where none is named. Raises ConfigurationError."""
+        if self.constraints is None:
+            return ""
+        try:
+            return self.constraints.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{self.constraints} cannot be read ({error})") from None
+
+    def folder_of_checkpoints(self) -> str | None:
+        """The folder on the machines. Raises ConfigurationError for a bucket."""
+        if self.checkpoints is not None and BUCKET.match(self.checkpoints):
+            raise ConfigurationError(
+                f"{self.path}: checkpoints = {self.checkpoints!r} is a bucket, which --to sky mounts; name a "
+                "folder"
+            )
+        return self.checkpoints
+
+    def environment(
+        self, machine: MachineEntry, initial_peer: str, checkpoints: str | None
+    ) -> dict[str, str]:
+        """The variables of a machine's peer, those of the file last. checkpoints: the folder there."""
+        found = {"P2PAVG_INITIAL_PEERS": initial_peer, "P2PAVG_NAME": machine.name[:MAX_NAME]}
+        if machine.region is not None:
+            found["P2PAVG_REGION"] = machine.region
+        if checkpoints is not None:
+            found["P2PAVG_CHECKPOINTS"] = checkpoints
+        return {**found, **machine.environment}
 
     def machine(self, name: str) -> MachineEntry:
         """The machine of this name. Raises ConfigurationError."""
@@ -125,9 +167,11 @@ def load(path: Path) -> SwarmFile:
         wheel=_path(checked, "wheel", beside),
         pip=_pip(checked.get("pip", {}), f"{path}: pip"),
         packages=_texts(checked, "packages", str(path)),
-        directory=_path(checked, "directory", beside),
+        constraints=_file(checked, "constraints", path),
+        checkpoints=checked.get("checkpoints"),
+        directory=_directory(checked, path),
         setup=_texts(checked, "setup", str(path)),
-        ssh_config=_path(checked, "ssh_config", beside),
+        ssh_config=_file(checked, "ssh_config", path),
     )
 
 
@@ -150,13 +194,16 @@ def _machines(checked: Mapping[str, Any], path: Path) -> tuple[MachineEntry, ...
         if name in {other.name for other in found}:
             raise ConfigurationError(f"{where}: the name {name!r} is there twice")
         environment = {**checked.get("environment", {}), **machine.get("environment", {})}
-        if not all(isinstance(value, str) for value in environment.values()):
-            raise ConfigurationError(f"{where}: values of 'environment' are texts")
+        _check_environment(environment, where)
+        address = machine.get("address")
+        if address is not None and not HOST.fullmatch(address):
+            raise ConfigurationError(f"{where}: address = {address!r} is no host, without a port")
         found.append(
             MachineEntry(
                 name,
                 ssh,
-                machine.get("address"),
+                address,
+                machine.get("region"),
                 machine.get("python", checked.get("python", "python3")),
                 _texts(machine, "arguments", where),
                 environment,
@@ -171,7 +218,9 @@ def _checked(given: object, known: Mapping[str, type], where: str) -> dict[str, 
         raise ConfigurationError(f"{where} is not a table")
     for key, value in given.items():
         if key not in known:
-            raise ConfigurationError(f"{where}: there is no key {key!r}; there are {', '.join(known)}")
+            close = difflib.get_close_matches(key, known, 1)
+            meant = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+            raise ConfigurationError(f"{where}: there is no key {key!r}; {meant}")
         if type(value) is not known[key]:
             raise ConfigurationError(f"{where}: {key!r} is not of type {known[key].__name__}")
     return given
@@ -179,9 +228,17 @@ def _checked(given: object, known: Mapping[str, type], where: str) -> dict[str, 
 
 def _texts(given: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     values = given.get(key, [])
-    if not all(isinstance(value, str) for value in values):
+    if not all(isinstance(value, str) and "\0" not in value for value in values):
         raise ConfigurationError(f"{where}: {key!r} is a list of texts")
     return tuple(values)
+
+
+def _check_environment(environment: Mapping[str, Any], where: str) -> None:
+    for name, value in environment.items():
+        if not VARIABLE.fullmatch(name):
+            raise ConfigurationError(f"{where}: environment: {name!r} is no name of a variable")
+        if not isinstance(value, str) or "\0" in value:
+            raise ConfigurationError(f"{where}: values of 'environment' are texts")
 
 
 def _pip(given: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -200,3 +257,17 @@ def _pip(given: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 def _path(given: Mapping[str, Any], key: str, beside: Path) -> Path | None:
     return beside / Path(given[key]).expanduser() if key in given else None
+
+
+def _file(given: Mapping[str, Any], key: str, path: Path) -> Path | None:
+    found = _path(given, key, path.parent)
+    if found is not None and not found.is_file():
+        raise ConfigurationError(f"{path}: {key} = {given[key]!r}, and {found} is no file")
+    return found
+
+
+def _directory(given: Mapping[str, Any], path: Path) -> Path | None:
+    found = _path(given, "directory", path.parent)
+    if found is not None and not found.is_dir():
+        raise ConfigurationError(f"{path}: directory = {given['directory']!r}, and {found} is no folder")
+    return found

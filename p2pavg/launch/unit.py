@@ -33,6 +33,8 @@ _USABLE = (
     "{ loginctl enable-linger > /dev/null 2>&1 || true; "
     '[ "$(loginctl show-user "$(id -un)" --property=Linger --value 2> /dev/null)" = yes ]; }'
 )
+# In paths with other characters, a unit file would read some as its own signs.
+_PLAIN = 'case "$D$PY" in *[!A-Za-z0-9/._@%+,:~\\ -]*) false ;; esac'
 _FOLDER = '"$HOME/.config/systemd/user"'
 
 
@@ -49,7 +51,7 @@ def starting(run: str, name: str, stop_s: float, otherwise: str) -> Sequence[str
     text = UNIT.format(run=run, name=name, stop_s=stop_s)
     return [
         _PREPARED,
-        f"if {_USABLE}; then",
+        f"if {_PLAIN} && {_USABLE}; then",
         f"mkdir -p {_FOLDER}",
         "d=$(printf %s \"$D\" | sed 's/%/%%/g'); p=$(printf %s \"$PY\" | sed 's/%/%%/g')",
         f'printf %s {shlex.quote(text)} | sed "s|@FOLDER@|$d|g; s|@PYTHON@|$p|g" > {_FOLDER}/{unit}',

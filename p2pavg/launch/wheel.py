@@ -15,8 +15,11 @@ import p2pavg
 from p2pavg.errors import ConfigurationError, P2PAvgError
 
 BUILD_S = 600.0
-ASKED = "import sys, platform; print(sys.version_info[1], sys.platform, platform.machine())"
-"""What a machine's Python prints of itself, for `fitting`."""
+OLDEST = (3, 11)  # Python that p2pavg runs on
+ASKED = (
+    "import sys, platform; print('%d.%d %s %s' % (sys.version_info[:2] + (sys.platform, platform.machine())))"
+)
+"""What a machine's Python prints of itself, for `fitting`; Python 2 prints it, too."""
 _NAME = re.compile(r"p2pavg-[^-]+(?:-\d[^-]*)?-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)\.whl")
 
 
@@ -28,8 +31,14 @@ class Wheels:
 
     def fitting(self, told: str) -> Path | None:
         """The one for a machine whose Python told this of itself (see `ASKED`); None: there is none."""
-        minor, system, machine = told.split()
-        return next((path for path in self.files if _fits(path.name, int(minor), system, machine)), None)
+        version, system, machine = told.split()
+        minor = int(version.partition(".")[2])
+        return next((path for path in self.files if _fits(path.name, minor, system, machine)), None)
+
+
+def too_old(told: str) -> bool:
+    """Whether p2pavg does not run on the Python that told this of itself."""
+    return tuple(map(int, told.split()[0].split("."))) < OLDEST
 
 
 def _fits(name: str, minor: int, system: str, machine: str) -> bool:

@@ -99,7 +99,7 @@ class CollaborativeOptimizer(Accumulating):
             `prices`, when this peer leads. Where rounds would cost more, they come less often, and an epoch
             counts more samples than `target_batch_size`. None: no limit.
         checkpoint_dir: a folder for checkpoints. The last three are kept; training begins with the newest
-            that is there, unless the swarm is further.
+            that is there, unless the swarm is further. None: as `P2PAVG_CHECKPOINTS` says, or else none.
         checkpoint_epochs: epochs from one checkpoint to the next; None: 10.
         leave_notice_s: seconds that handing over what was accumulated may take, after `close()` or SIGTERM.
         spot_notices: None: where the firmware names AWS, Google Cloud or Azure, their metadata service is
@@ -112,8 +112,9 @@ class CollaborativeOptimizer(Accumulating):
         map_port: ask the gateway of this network to lead a port here (PCP, NAT-PMP, and UPnP with
             `p2pavg[upnp]`), and give it back at the end. None: in closed runs.
         client_only: others cannot open connections to this peer.
-        region: where this peer is, for people and plans, such as "eu-west-1".
-        name: how people call this peer in tables and in the monitor; None: the host's name.
+        region: where this peer is, for people and plans, such as "eu-west-1"; None: as `P2PAVG_REGION` says.
+        name: how people call this peer in tables and in the monitor; None: as `P2PAVG_NAME` says, or else the
+            host's name.
         credentials: file or text of the run's credentials; None: what `P2PAVG_CREDENTIALS` names. With
             neither the run is open.
         metrics: "host:port" at which this peer serves metrics for Prometheus, such as "127.0.0.1:9100", to

@@ -70,6 +70,8 @@ class TrainingOptions(PeerOptions):
         arguments.check_notice(self.leave_notice_s)
         if self.spot_notices not in (None, False):
             raise ConfigurationError(f"spot_notices must be None or False, not {self.spot_notices!r}")
+        if self.checkpoint_dir is None:
+            object.__setattr__(self, "checkpoint_dir", os.environ.get("P2PAVG_CHECKPOINTS") or None)
         arguments.check_checkpoints(self.checkpoint_dir, self.checkpoint_epochs)
         if self.offload_optimizer:
             preflight.check(self.optimizer, self.compression, self.grad_dtype, delayed=self.delay_updates)

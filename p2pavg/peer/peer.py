@@ -50,8 +50,9 @@ class Peer:
         map_port: ask the gateway of this network to lead a port here (PCP, NAT-PMP, and UPnP with
             `p2pavg[upnp]`), and give it back at the end. None: in closed runs.
         client_only: others cannot open connections to this peer.
-        region: where this peer is, for people and plans, such as "eu-west-1".
-        name: how people call this peer in tables and in the monitor; None: the host's name.
+        region: where this peer is, for people and plans, such as "eu-west-1"; None: as `P2PAVG_REGION` says.
+        name: how people call this peer in tables and in the monitor; None: as `P2PAVG_NAME` says, or else the
+            host's name.
         compression: "none", "fp16", "bf16", "int8", "int4" or a `p2pavg.Codec`; the same on all peers.
         streams: TCP streams per link, 1 to 128, or "auto": as many as transfers call for.
         max_upload_mbps: most Mb/s that this peer sends, over all its links together; None: no limit.

@@ -79,6 +79,9 @@ class Settings(PeerOptions):
     identity: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        for option in ("name", "region"):
+            if getattr(self, option) is None:
+                object.__setattr__(self, option, os.environ.get(f"P2PAVG_{option.upper()}") or None)
         if not isinstance(self.run_id, str) or not 0 < len(self.run_id) <= MAX_RUN_ID:
             raise ConfigurationError(
                 f"run_id must be a text of 1 to {MAX_RUN_ID} characters, the same on all peers"

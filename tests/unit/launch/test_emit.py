@@ -138,11 +138,11 @@ def test_sky_gets_a_job_per_peer(tmp_path: Path) -> None:
     assert [offer["infra"] for offer in us["resources"]["any_of"]] == ["aws/us-east-1", "gcp/us-east4"]
     assert eu["resources"]["infra"] == "azure/westeurope"
     assert us["resources"]["ports"] == [31330]
-    assert us["envs"] == {"P2PAVG_INITIAL_PEERS": "203.0.113.7:31329"}
+    assert us["envs"] == {"P2PAVG_INITIAL_PEERS": "203.0.113.7:31329", "P2PAVG_NAME": "us"}
     assert us["secrets"] == {"P2PAVG_CREDENTIALS": None}
     assert us["run"].startswith("exec python src/train.py --lr 0.1 --region 'us east'\n")
     assert "pip install torch==2.13.0 ~/p2pavg" in us["setup"]
-    secret = (out / "us.secret").read_text().strip().partition("=")[2]
+    secret = (out / "us.secret").read_text().strip().partition("=")[2].strip("'")
     assert Credentials.load(secret).run_id == "Rented"
     assert private(out / "us.secret")
     assert commands[0][-2:] == ["--secret-file", "us.secret"]
@@ -151,13 +151,23 @@ def test_sky_gets_a_job_per_peer(tmp_path: Path) -> None:
 def test_sky_itself_reads_the_jobs(tmp_path: Path) -> None:
     """The real package builds a task of each, without a cloud."""
     sky = pytest.importorskip("sky", reason="SkyPilot is not installed")
-    emission(tmp_path, 'bootstrap = "203.0.113.7:31329"').sky()
+    more = 'bootstrap = "203.0.113.7:31329"\n'
+    more += 'constraints = "limits.txt"\ncheckpoints = "s3://b"\n[pip]\nextra-index-url = "https://a:b@c"'
+    (tmp_path / "limits.txt").write_text("numpy < 3\n")
+    emission(tmp_path, more).sky()
+    dotenv = pytest.importorskip("dotenv")
+    secret = dotenv.dotenv_values(tmp_path / "out" / "us.secret")
+    assert secret["PIP_EXTRA_INDEX_URL"] == "https://a:b@c"
+    assert Credentials.load(secret["P2PAVG_CREDENTIALS"]).run_id == "Rented"
     before = Path.cwd()
     os.chdir(tmp_path / "out")
     try:
         for name in ("us", "eu"):
-            task = sky.Task.from_yaml(f"{name}.yaml")
+            sky.Task.from_yaml(f"{name}.yaml")
+            config = yaml.safe_load(Path(f"{name}.yaml").read_text())
+            task = sky.Task.from_yaml_config(config, None, list(secret.items()))  # as --secret-file does
             assert task.name == f"Rented-{name}"
+            assert set(task.secrets) == {"P2PAVG_CREDENTIALS", "PIP_EXTRA_INDEX_URL"}
     finally:
         os.chdir(before)
 
@@ -183,7 +193,7 @@ def test_only_showing_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_options_of_pip_are_there_while_an_image_is_built_alone(tmp_path: Path) -> None:
-    """They may hold a password: a secret of the build, which no layer keeps; in a task they are variables."""
+    """They may hold a password: a secret of the build, which no layer keeps; and of a task."""
     more = '[pip]\nextra-index-url = "https://me:secret@wheels.example/cpu"\n'
     emission(tmp_path, more).docker()
     out = tmp_path / "out"
@@ -200,5 +210,46 @@ def test_options_of_pip_are_there_while_an_image_is_built_alone(tmp_path: Path) 
     assert compose["secrets"]["pip.conf"] == {"file": "./pip.conf"}
     shutil.rmtree(tmp_path / "code")
     emission(tmp_path, 'bootstrap = "203.0.113.7:31329"\n' + more).sky()
+    assert "wheels.example" not in (out / "us.yaml").read_text()
     task = yaml.safe_load((out / "us.yaml").read_text())
-    assert task["envs"]["PIP_EXTRA_INDEX_URL"] == "https://me:secret@wheels.example/cpu"
+    assert set(task["secrets"]) == {"P2PAVG_CREDENTIALS", "PIP_EXTRA_INDEX_URL"}
+    assert "PIP_EXTRA_INDEX_URL='https://me:secret@wheels.example/cpu'\n" in (out / "us.secret").read_text()
+    assert private(out / "us.secret")
+
+
+def test_checkpoints_and_constraints_are_where_the_peers_are(tmp_path: Path) -> None:
+    """A volume per container, a bucket for rented machines, and pip's constraints in both."""
+    (tmp_path / "limits.txt").write_text("numpy < 3\n")
+    limits = 'constraints = "limits.txt"\n'
+    emission(tmp_path, limits + 'checkpoints = "kept"').docker()
+    out = tmp_path / "out"
+    compose = yaml.safe_load((out / "compose.yaml").read_text())
+    assert compose["services"]["us"]["volumes"] == ["us:/code/kept"]
+    assert set(compose["volumes"]) == {"us", "eu"}
+    assert compose["services"]["us"]["environment"]["P2PAVG_CHECKPOINTS"] == "/code/kept"
+    assert "volumes" not in compose["services"]["bootstrap"]
+    image = (out / "Dockerfile").read_text()
+    assert "COPY p2pavg-0.1.0-cp312-abi3-linux_x86_64.whl constraints.txt /tmp/\n" in image
+    assert "pip install --no-cache-dir -c /tmp/constraints.txt torch==2.13.0 /tmp/p2pavg" in image
+    assert (out / "constraints.txt").read_text() == "numpy < 3\n"
+    shutil.rmtree(tmp_path / "code")
+    bucket = 'bootstrap = "203.0.113.7:31329"\ncheckpoints = "s3://my-bucket"\n'
+    emission(tmp_path, limits + bucket).sky()
+    task = yaml.safe_load((out / "us.yaml").read_text())
+    assert task["file_mounts"]["/checkpoints"] == {"source": "s3://my-bucket", "mode": "MOUNT"}
+    assert task["file_mounts"]["~/constraints.txt"] == "./constraints.txt"
+    assert task["envs"]["P2PAVG_CHECKPOINTS"] == "/checkpoints/us"
+    assert "pip install -c ~/constraints.txt torch==2.13.0 ~/p2pavg" in task["setup"]
+    shutil.rmtree(tmp_path / "code")
+    with pytest.raises(ConfigurationError, match="is a bucket"):
+        emission(tmp_path, bucket).docker()
+
+
+def test_names_that_docker_takes(tmp_path: Path) -> None:
+    """Images and projects have fewer signs than runs."""
+    made = emission(tmp_path)
+    object.__setattr__(made._swarm, "run", "My..run__1-")
+    made.docker()
+    document = yaml.safe_load((tmp_path / "out" / "compose.yaml").read_text())
+    assert document["name"] == "my-run-1"
+    assert document["services"]["us"]["image"] == "my-run-1-peer"

@@ -22,11 +22,8 @@ DEADLINE_S = 60.0
 
 def folder(tmp_path: Path, code: str) -> Path:
     """Of a peer that is this Python program."""
-    job = {
-        "command": [sys.executable, "-c", code],
-        "environment": {"SAID": "hello"},
-        "directory": str(tmp_path),
-    }
+    job = {"arguments": ["-c", code], "environment": {"SAID": "hello"}}
+    (tmp_path / "code").mkdir()
     (tmp_path / "peer.json").write_text(json.dumps(job))
     return tmp_path
 

@@ -91,7 +91,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-WAITING = [sys.executable, "-c", "import time; time.sleep(600)"]
+WAITING = ["-c", "import time; time.sleep(600)"]
 
 
 def test_a_user_unit_keeps_the_keeper_where_there_is_one(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def test_what_is_shared_holds_for_each_machine(tmp_path: Path) -> None:
     text = 'run = "r"\npython = "p1"\ndirectory = "code"\n[environment]\nA = "1"\nB = "1"\n'
     own = '[[machine]]\nssh = "me@h.org"\n[[machine]]\nssh = "x"\npython = "p2"\n'
     own += '[machine.environment]\nB = "2"\n'
+    (tmp_path / "code").mkdir()
     swarm = load(written(tmp_path, text + own))
     first, second = swarm.machines
     assert (first.name, first.python, dict(first.environment)) == ("h.org", "p1", {"A": "1", "B": "1"})

@@ -21,14 +21,14 @@ MAC, TWIN = NEW.format("macosx_11_0_arm64"), "p2pavg-0.1.0-py3-none-any.whl"
 @pytest.mark.parametrize(
     ("told", "fits"),
     [
-        ("11 linux x86_64", OLD),
-        ("12 linux x86_64", X86),
-        ("13 linux x86_64", X86),
-        ("14 linux aarch64", ARM),
-        ("11 linux aarch64", None),
-        ("13 darwin arm64", MAC),
-        ("13 darwin x86_64", None),
-        ("10 linux x86_64", None),
+        ("3.11 linux x86_64", OLD),
+        ("3.12 linux x86_64", X86),
+        ("3.13 linux x86_64", X86),
+        ("3.14 linux aarch64", ARM),
+        ("3.11 linux aarch64", None),
+        ("3.13 darwin arm64", MAC),
+        ("3.13 darwin x86_64", None),
+        ("3.10 linux x86_64", None),
     ],
 )
 def test_a_machine_gets_the_wheel_that_fits_its_python(told: str, fits: str | None) -> None:
@@ -41,7 +41,7 @@ def test_a_machine_gets_the_wheel_that_fits_its_python(told: str, fits: str | No
 def test_this_python_tells_what_is_asked() -> None:
     """Three words, as above."""
     told = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True).stdout
-    assert told.split()[:2] == [str(sys.version_info[1]), sys.platform]
+    assert told.split()[:2] == [f"3.{sys.version_info[1]}", sys.platform]
     assert len(told.split()) == 3
 
 

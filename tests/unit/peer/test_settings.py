@@ -40,3 +40,16 @@ def test_initial_peers_become_addresses(monkeypatch: pytest.MonkeyPatch) -> None
     assert Settings("r", initial_peers=[]).initial_addresses == ()
     with pytest.raises(ConfigurationError, match="host:port"):
         Settings("r", initial_peers=["10.0.0.5"])
+
+
+def test_a_launcher_names_a_peer_and_its_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the script names neither, the environment's words count; an empty one is none."""
+    monkeypatch.setenv("P2PAVG_NAME", "lab")
+    monkeypatch.setenv("P2PAVG_REGION", "eu-west")
+    assert (Settings("r").label, Settings("r").region) == ("lab", "eu-west")
+    assert (Settings("r", name="mine", region="us").label, Settings("r", region="us").region) == (
+        "mine",
+        "us",
+    )
+    monkeypatch.setenv("P2PAVG_REGION", "")
+    assert Settings("r").region is None
