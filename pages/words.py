@@ -135,14 +135,16 @@ OTHERS = {
     ),
     "knows": (
         "a peer that gets no link to a third → a member",
-        "`peer`: the third's id; in the answer `linked`, and if so `rtt` (seconds, to it) and `relays`",
+        "`peer`: the third's id; in the answer `linked`, and if so `rtt` (seconds, to it), `relays` and "
+        "`hosts`: where the member sees who asks, and the third",
         "whether the member has a link to it, and relays",
     ),
     "punch": (
         "a peer that wants to meet another → a member, `to` whom; the member → the other, `from` whom; and, "
         "once the two have a link, for each data stream → the other",
         "`at`: where it can be dialled, [host, port] outside and perhaps inside of its NAT; `by`: the member "
-        "that told so; `rtt`: seconds from one to the other and back",
+        "that told so; `rtt`: seconds from one to the other and back. A member passes on what it sees at "
+        "that moment alone, and its own `rtt`",
         "`at` of the other side, or `no`: why not; half an `rtt` later both dial",
     ),
     "relay": (

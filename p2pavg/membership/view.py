@@ -159,6 +159,11 @@ class View:
             found += [home for home in proven if home not in found]
         return found
 
+    def announced_by(self, peer_id: bytes) -> tuple[Address, ...]:
+        """The addresses that a peer announces, some of which may be names; none: it is not in view."""
+        info = self._peers.get(peer_id)
+        return () if info is None else info.addresses
+
     def missed(self, info: PeerInfo) -> None:
         """The peer was dialled in vain: a name that it announced may have another address by now."""
         self._places.missed(info)

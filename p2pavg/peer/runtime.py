@@ -113,7 +113,9 @@ class Runtime:
         self.view.on_revoked = self._revoked
         self.dht.observers = lambda: self.view.contacts(self.links)
         self.dht.is_dialled = lambda: any(not link.dialled for link in self.links.values())
-        self._introductions = Introductions(self.endpoint, self._relay_bps, self._is_hidden)
+        self._introductions = Introductions(
+            self.endpoint, self._relay_bps, self._is_hidden, self.view.announced_by
+        )
         self._dialler = Dialler(
             self.endpoint,
             self.view,

@@ -40,7 +40,7 @@ def _asked() -> list[bytes]:
 class _Link:
     """Answers at once, with what was asked."""
 
-    peer_id, rtt = PEER, 0.1
+    peer_id, rtt, address = PEER, 0.1, ("192.0.2.7", 31330)
 
     def __init__(self) -> None:
         self.said: list[Any] = []
@@ -60,7 +60,7 @@ async def _take_asked(data: bytes) -> None:
     except ProtocolError:
         return
     link: Any = _Link()
-    errands = Errands({OTHER: link}, SimpleNamespace(open=True))
+    errands = Errands({OTHER: link}, SimpleNamespace(open=True), {tuple(AT[0])})
     with contextlib.suppress(ProtocolError):
         errands.knows(link, message)
     with contextlib.suppress(ProtocolError):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from p2pavg.membership import names
-from p2pavg.membership.table import ledger, record, serving
+from p2pavg.membership.table import dialling_back, ledger, record, serving
+from p2pavg.membership.table.carrying import streams
 from p2pavg.membership.table.records import store
 from p2pavg.peer.reach import errands, relaying
 from p2pavg.rounds.loop import handover
@@ -21,7 +22,7 @@ from p2pavg.rounds.state.trust import patience
 from p2pavg.transport import frames
 from p2pavg.transport.links import budget, control, half_open, handshake, link, raw_socket
 from p2pavg.transport.links.streams import keeper
-from p2pavg.transport.ways import relay
+from p2pavg.transport.ways import punching, relay
 from tests.fuzz.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ SECTIONS = {
 FREE = ("What is not protected", "Reporting a hole")  # nothing is promised there
 
 
-WORDS = {2: "two", 3: "three", 4: "four", 6: "six", 10: "ten", 1000: "thousand"}
+WORDS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 10: "ten", 1000: "thousand"}
 FIGURES = [
     f"say {handshake.MAX_HELLO_BYTES >> 10} KB at a time, for {WORDS[int(raw_socket.HANDSHAKE_S)]} seconds",
     f"be one of {half_open.MOST}, of which",
@@ -65,7 +66,14 @@ FIGURES = [
     f"of {core.MOST_WORDS} peers beside the members",
     f"{WORDS[handover.MOST_AT_ONCE]} may at a time",
     f"at most {plausible.MOST_HANDED:.0f} times what the whole run counts",
-    f"try {errands._PUNCHES_PER_S:.0f} a second, {errands._PUNCHES_AT_ONCE:.0f} at once",
+    f"try {WORDS[int(errands._MEETINGS_PER_S)]} a second, {errands._MEETINGS_AT_ONCE:.0f} at once",
+    f"{errands._STREAMS_PER_S:.0f} a second, {errands._STREAMS_AT_ONCE:.0f} at once, with the host",
+    f"{punching.BURSTS * punching.MOST_DIALS} at most",
+    f"have {streams.MOST_OF_SOURCE} of one source, {streams.MOST_OF_NETWORK} of one network",
+    f"open {streams.OPENED_PER_S:.0f} and {streams.OF_NETWORK * streams.OPENED_PER_S:.0f} a second",
+    f"where {streams.MOST_ACCEPTED:,} are there",
+    f"try {WORDS[dialling_back.MOST_OF_SOURCE]} ports of its own at once",
+    f"{WORDS[dialling_back.MOST_OF_NETWORK]} of its network",
     f"get {WORDS[int(relaying._TUNNELS_PER_S)]} a second, {relaying._TUNNELS_AT_ONCE:.0f} at once",
     f"{relay.MOST_OF_ONE} at a time",
     f"be one of {status.MOST_WATCHERS} watchers",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from p2pavg.peer.reach.errands import KNOWS, PUNCH, Errands
-from p2pavg.peer.reach.meetings import Meetings
+from p2pavg.peer.reach.meetings import Meetings, Places
 from p2pavg.peer.reach.relaying import RELAY, TUNNEL, RelayDesk, Tunnels
 from p2pavg.transport.links.endpoint import Endpoint
 from p2pavg.transport.links.link import Link, Message
@@ -15,15 +15,19 @@ class Introductions:
     """All that one peer does so, for itself and for others. On the loop thread."""
 
     def __init__(
-        self, endpoint: Endpoint, relay_bps: Callable[[], float], is_hidden: Callable[[], bool]
+        self,
+        endpoint: Endpoint,
+        relay_bps: Callable[[], float],
+        is_hidden: Callable[[], bool],
+        places: Places = lambda peer: (),
     ) -> None:
         """relay_bps: bit/s that this peer relays at most; 0.0: it relays for nobody. is_hidden: whether
-        nobody can dial this peer.
+        nobody can dial this peer. places: the addresses that a member announces.
         """
         self._desk = RelayDesk(endpoint, relay_bps, is_hidden)
         self._tunnels = Tunnels(endpoint)
-        self._errands = Errands(endpoint.links, self._desk)
-        self._meetings = Meetings(endpoint, self._errands, self._tunnels)
+        self._errands = Errands(endpoint.links, self._desk, endpoint.reception.observed)
+        self._meetings = Meetings(endpoint, self._errands, self._tunnels, places)
 
     @property
     def relayed_bytes(self) -> int:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import socket
 
 from p2pavg.errors import ProtocolError
-from p2pavg.membership.table.address import normalise
 from p2pavg.transport.links import handshake
 from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.handshake import Party
 
 
-async def tell(sock: socket.socket, party: Party) -> None:
+async def tell(sock: socket.socket, at: tuple[str, int], party: Party) -> None:
     """Tell the other side its address; keep the connection, and so its NAT's mapping, until it closes."""
-    answer = handshake.pack({"at": list(normalise(sock.getpeername()))})
+    answer = handshake.pack({"at": list(at)})
     await wire.send(sock, handshake.preamble(handshake.OBSERVE, party) + answer)
     await wire.at_end(sock)
 

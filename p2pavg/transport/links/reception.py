@@ -37,6 +37,9 @@ class Reception:
         self._by_tag = by_tag
         self._engine = engine
         self.table: Take | None = None  # takes connections of the table, which share the port
+        self.observed: set[tuple[str, int]] = (
+            set()
+        )  # who was told how its connection is seen here, and keeps it
         self.tunnels: Tunnels | None = None  # takes connections for a relay to join; None: no relay here
 
     async def welcome(self, sock: CountedSocket) -> None:
@@ -75,7 +78,12 @@ class Reception:
     async def _answer(self, sock: CountedSocket, kind: int) -> None:
         try:
             if kind == handshake.OBSERVE:
-                await observing.tell(sock, self._maker.party)
+                at = normalise(sock.getpeername())
+                self.observed.add(at)
+                try:
+                    await observing.tell(sock, at, self._maker.party)
+                finally:
+                    self.observed.discard(at)
             elif self.tunnels is not None:
                 await self.tunnels(sock)
                 return

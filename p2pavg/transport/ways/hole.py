@@ -107,8 +107,8 @@ class Hole:
             meeting.add(sock)
 
     async def _dial(self, target: Address, meeting: _Meeting) -> None:
-        """Until there is a connection: who is refused was too early."""
-        while True:
+        """Until there is a connection: who is refused was too early, but not for ever."""
+        for dials in range(1, punching.MOST_DIALS + 1):
             sock: CountedSocket | None = None
             try:
                 sock = self._socket(self._port)
@@ -116,7 +116,7 @@ class Hole:
             except OSError:
                 if sock is not None:
                     sock.close()
-                await asyncio.sleep(punching.REFUSED_PAUSE_S)
+                await asyncio.sleep(punching.refused_pause_s(dials))
             except BaseException:
                 if sock is not None:
                     sock.close()

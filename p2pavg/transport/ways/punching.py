@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from p2pavg.errors import ProtocolError
+from p2pavg.errors import ProtocolError, UnreachableError
 from p2pavg.identity import PEER_ID_BYTES
 from p2pavg.transport.links.handshake import is_address
 
@@ -23,8 +23,11 @@ BURSTS = 3
 LEAST_BURST_S = 0.25  # a SYN that came too early was dropped or refused: the next one is not
 MOST_BURST_S = 2.0
 MOST_RTT_S = 5.0
-REFUSED_PAUSE_S = 0.02  # after an early SYN was answered by RST
+MOST_DIALS = 8  # of one address in a burst; whoever refuses so many is nobody who wants to meet
+REFUSED_PAUSE_S = 0.02  # after the first early SYN that was answered by RST; half as long again each time
 HEAD_START_S = 3.0
+RELAYED_S = 2.7  # a relayed link is to be there so long after the two know of each other
+PUNCHED_TRIPS, RELAYED_TRIPS = 6, 8  # round trips through the third member that it takes, once begun
 MOST_ADDRESSES = 2  # of one side: outside, and inside of its NAT
 
 
@@ -90,6 +93,8 @@ def parse_addresses(value: object) -> tuple[Address, ...]:
         if not isinstance(address, list) or len(address) != 2 or not is_address(*address):
             raise ProtocolError("a meeting at an address that is none")
         found.append((address[0], address[1]))
+    if not all(is_inside(host) for host, _ in found[1:]):
+        raise ProtocolError("a meeting inside of a NAT at an address that is outside")
     return tuple(found)
 
 
@@ -99,6 +104,16 @@ def targets(mine: Sequence[Address], theirs: Sequence[Address]) -> list[Address]
     """
     outside, inside = theirs[0], theirs[1:]
     return [outside, *(inside if outside[0] == mine[0][0] else ())]
+
+
+def at_host(host: str, mine: Sequence[Address], theirs: Sequence[Address]) -> list[Address]:
+    """Whom to dial, of these, for one more connection to a peer that a connection shows to be at `host`.
+    Raises UnreachableError when it is to be dialled elsewhere.
+    """
+    found = [target for target in targets(mine, theirs) if target[0] == host]
+    if not found:
+        raise UnreachableError("a connection is to come from elsewhere than the link does")
+    return found
 
 
 def is_inside(host: str) -> bool:
@@ -112,6 +127,18 @@ def is_inside(host: str) -> bool:
 def burst_s(rtt_s: float) -> float:
     """How long both sides try before they begin anew: more than a SYN takes to the other side and back."""
     return min(max(LEAST_BURST_S, 2.5 * rtt_s), MOST_BURST_S)
+
+
+def refused_pause_s(dials: int) -> float:
+    """How long to wait after so many dials of one address in a burst, the last of which was refused."""
+    return REFUSED_PAUSE_S * 1.5 ** (dials - 1)
+
+
+def relay_after_s(rtt_s: float) -> float:
+    """How long two peers may try to meet before they ask for a relay as well: as long as that mostly takes,
+    or so long that the relayed link is there in time.
+    """
+    return max(0.0, min(PUNCHED_TRIPS * rtt_s + 2 * LEAST_BURST_S, RELAYED_S - RELAYED_TRIPS * rtt_s))
 
 
 def head_start_s(me: bytes, other: bytes, *, newcomer: bool) -> float:

@@ -37,6 +37,7 @@ class Host:
         port: int = 0,
         port_is_default: bool = False,
         streams: int = 2,
+        listen_host: str = "127.0.0.1",
         credentials: Credentials | None = None,
         **options: Any,
     ) -> Host:
@@ -44,7 +45,7 @@ class Host:
         self.endpoint = await Endpoint.start(
             self.identity,
             run_id=run_id,
-            listen_host="127.0.0.1",
+            listen_host=listen_host,
             listen_port=port,
             port_is_default=port_is_default,
             engine=self.engine,

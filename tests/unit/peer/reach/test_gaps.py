@@ -118,12 +118,14 @@ def test_a_rota_forgets() -> None:
 async def test_a_question_is_answered() -> None:
     """A peer says whether it has a link to another; what is no question ends the link."""
     said: list[Any] = []
-    link: Any = SimpleNamespace(rtt=0.5, reply=lambda request, message: said.append(message))
-    errands = Errands({A: link}, SimpleNamespace(open=True))
+    link: Any = SimpleNamespace(
+        rtt=0.5, address=("192.0.2.1", 5), reply=lambda request, message: said.append(message)
+    )
+    errands = Errands({A: link}, SimpleNamespace(open=True), set())
     errands.knows(link, {"t": KNOWS, "peer": A})
     errands.knows(link, {"t": KNOWS, "peer": B})
     assert said == [
-        {"t": KNOWS, "linked": True, "rtt": 0.5, "relays": True},
+        {"t": KNOWS, "linked": True, "rtt": 0.5, "relays": True, "hosts": ["192.0.2.1", "192.0.2.1"]},
         {"t": KNOWS, "linked": False},
     ]
     for nonsense in (None, b"short", "a" * 20):

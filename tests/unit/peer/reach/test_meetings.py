@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from p2pavg.credentials import Authority
 from p2pavg.errors import UnreachableError
+from p2pavg.membership.table.address import wildcard
 from p2pavg.peer.reach import meetings
 from p2pavg.transport.links.carried import CountedSocket, Way
 from p2pavg.transport.links.streams import keeper as stream_keeper
 from p2pavg.transport.ways import hole
+from p2pavg.transport.ways.hole import Hole
 from tests.unit.peer.reach.introduced import Introduced, until
 from tests.unit.transport.engine_swarm import ENGINES
 
@@ -84,6 +87,76 @@ async def test_a_link_without_data_streams_is_relayed_next(monkeypatch: pytest.M
         await two.until(lambda: one.id not in two.endpoint.links)
         assert await one.introductions.meet(two.id)
         await is_whole(one, two, Way.RELAYED)
+
+
+async def test_who_cannot_come_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When no member tells the other side its port, it refuses, and the side that asked turns to a relay
+    without waiting for an answer that does not come.
+    """
+    monkeypatch.setattr(meetings, "PASS_S", 3600.0)
+    monkeypatch.setattr(meetings.punching, "relay_after_s", lambda rtt_s: 3600.0)
+    async with three() as (one, two, _):
+
+        async def unobserved(*_: Any) -> Any:
+            raise UnreachableError("nobody tells")
+
+        monkeypatch.setattr(two.introductions._meetings, "_observe", unobserved)
+        assert await asyncio.wait_for(one.introductions.meet(two.id), 20)
+        await is_whole(one, two, Way.RELAYED)
+
+
+async def test_a_meeting_that_takes_long_does_not_delay_the_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relayed link is there while the two still try to meet, and the direct one takes its place."""
+    async with three() as (one, two, _):
+        met, meet = asyncio.Event(), Hole.meet
+
+        async def late(self: Hole, *args: Any, **options: Any) -> CountedSocket:
+            await met.wait()
+            return await meet(self, *args, **options)
+
+        monkeypatch.setattr(Hole, "meet", late)
+        assert await asyncio.wait_for(one.introductions.meet(two.id), 20)
+        await is_whole(one, two, Way.RELAYED)
+        met.set()
+        await until(lambda: one.endpoint.links.get(two.id) and one.link_to(two).way is Way.PUNCHED)
+        await until(lambda: two.endpoint.links.get(one.id) and two.link_to(one).way is Way.PUNCHED)
+
+
+async def test_another_member_is_asked_when_the_first_cannot_tell_the_other_side() -> None:
+    """The nearest member has lost its link to the other peer, or refuses: the next one passes the word."""
+    async with three() as (one, two, member):
+        second = await Introduced().start()
+        for peer in (one, two):
+            await peer.connect(second)
+        await second.until(lambda: len(second.endpoint.links) == 2)
+        member.introductions._errands.punch = lambda link, message: link.reply(  # type: ignore[method-assign]
+            message, {"t": "punch", "no": "unlinked"}
+        )
+        one.link_to(member)._rtt = 0.0  # the nearest
+        assert await one.introductions.meet(two.id)
+        await is_whole(one, two, Way.PUNCHED)
+        await second.close()
+
+
+@pytest.mark.skipif(wildcard() != "::", reason="this system has no IPv6")
+async def test_two_peers_linked_to_a_member_by_different_families_meet_by_a_common_one() -> None:
+    """One has its link to the member over IPv6, the other over IPv4: they meet over the family that both
+    have, at the address of it that the member announces.
+    """
+    hosts = [await Introduced().start(listen_host="::") for _ in range(3)]
+    one, two, member = hosts
+    places = [(address, member.endpoint.port) for address in ("name.example", "127.0.0.1", "::1")]
+    for host in hosts:
+        host.introductions._meetings._places = lambda peer: places if peer == member.id else ()
+    try:
+        await one.endpoint.connect("::1", member.endpoint.port, timeout=20.0)
+        await two.endpoint.connect("127.0.0.1", member.endpoint.port, timeout=20.0)
+        assert await one.introductions.meet(two.id)
+        await is_whole(one, two, Way.PUNCHED)
+        assert one.link_to(two).address[0] == "127.0.0.1"
+    finally:
+        for host in hosts:
+            await host.close()
 
 
 async def test_streams_are_punched_again() -> None:

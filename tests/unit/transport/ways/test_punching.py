@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from p2pavg.errors import ProtocolError
+from p2pavg.errors import ProtocolError, UnreachableError
 from p2pavg.transport.ways import punching
 from p2pavg.transport.ways.punching import Dependence, Nat, Offer
 
@@ -54,6 +54,31 @@ def test_a_burst_outlasts_a_round_trip(rtt: float, seconds: float) -> None:
     assert punching.burst_s(rtt) == seconds
 
 
+def test_a_stream_comes_from_where_the_link_does() -> None:
+    """For one more connection to a peer nobody else's host is dialled than the one that its link shows."""
+    assert punching.at_host(THERE[0], [HERE], [THERE, INSIDE]) == [THERE]
+    assert punching.at_host(INSIDE[0], [HERE], [(HERE[0], 5000), INSIDE]) == [INSIDE]
+    for host in (HERE[0], "203.0.114.9"):
+        with pytest.raises(UnreachableError):
+            punching.at_host(host, [HERE], [THERE, INSIDE])
+
+
+def test_refused_dials_get_rarer() -> None:
+    """The first is tried again after 20 ms; the eight of a burst take longer than most bursts last."""
+    pauses = [punching.refused_pause_s(dials) for dials in range(1, punching.MOST_DIALS + 1)]
+    assert pauses[0] == 0.02
+    assert pauses == sorted(pauses)
+    assert 0.75 < sum(pauses) < 1.5
+
+
+@pytest.mark.parametrize(("rtt", "seconds"), [(0.0, 0.5), (0.08, 0.98), (0.3, 0.3), (0.6, 0.0), (5.0, 0.0)])
+def test_a_relay_is_asked_for_in_time(rtt: float, seconds: float) -> None:
+    """Near by once a meeting has mostly come about; the further the two, the sooner, so that both take less
+    than three seconds.
+    """
+    assert punching.relay_after_s(rtt) == pytest.approx(seconds)
+
+
 def test_the_smaller_id_arranges_and_a_newcomer_does_not_wait() -> None:
     """Of two that know each other one leaves it to the other; whom nobody knows yet cannot."""
     assert punching.head_start_s(b"a", b"b", newcomer=False) == 0.0
@@ -80,6 +105,7 @@ def test_an_offer_is_read_as_it_was_made() -> None:
         {"at": [["192.0.2.1"]]},
         {"at": ["192.0.2.1"]},
         {"at": None},
+        {"at": [list(THERE), ["203.0.114.9", 80]]},
         {"by": b"short"},
         {"by": None},
         {"rtt": 9.0},
@@ -89,6 +115,6 @@ def test_an_offer_is_read_as_it_was_made() -> None:
     ],
 )
 def test_what_no_peer_offers_is_refused(changed: dict[str, Any]) -> None:
-    """A name, a port 0, too many addresses, an observer or a time that cannot be."""
+    """A name, a port 0, too many addresses, one inside that is not, an observer or a time that cannot be."""
     with pytest.raises(ProtocolError):
         punching.parse_offer(offer(**changed))
