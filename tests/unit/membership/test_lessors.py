@@ -92,6 +92,7 @@ async def test_upnp_removes_what_a_request_under_way_brings(monkeypatch: pytest.
 
     class Slow(FakeDevice):
         def addportmapping(self, *arguments: Any) -> bool:
+            self.threads.add(threading.current_thread())
             asked.set()
             assert answers.wait(20)
             return super().addportmapping(*arguments)
@@ -107,7 +108,7 @@ async def test_upnp_removes_what_a_request_under_way_brings(monkeypatch: pytest.
     await asyncio.wait([closing], timeout=0.2)
     answers.set()
     await closing
-    for thread in device.threads:
+    for thread in tuple(device.threads):
         await asyncio.to_thread(thread.join, 20)
     assert device.ports == {}
 
