@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -27,6 +28,7 @@ from p2pavg.transport.links.listening import TablePort
 
 PORTS_TRIED = 64
 ASKED = 4  # members, for where they see this machine
+DYNAMIC_PORTS = (49152, 65535)
 LEASE_S = 60  # of a port that is asked for to see whether the gateway gives one
 
 Nat = Literal["none", "independent", "by destination", "unknown"]
@@ -139,18 +141,19 @@ async def _try_gateway(dht: DHT, found: Found) -> None:
     """Ask the gateway for a port, have others try it, and give it back."""
     lessors = Lessors(secret=dht.identity.secret(SECRET))
     try:
-        mapped = await lessors.lease("tcp", dht.port, dht.port, LEASE_S)
+        # Members remember for seconds that they did not get through to this node's own port.
+        mapped = await lessors.lease("tcp", dht.port, random.randint(*DYNAMIC_PORTS), LEASE_S)
     except GatewayRefusal as refusal:
         found.gateway = str(refusal)
         return
     try:
         dht.mapped = mapped.address, mapped.port
-        where = format_host_port(mapped.address, mapped.port)
-        found.gateway = f"it leads {where} here when asked"
-        tried = await dht.check_reachability()
-        if tried.reachable and dht.mapped is not None:
+        found.gateway = f"it leads {format_host_port(*dht.mapped)} here when asked"
+        tried = (await dht.check_reachability()).tried
+        led = [format_host_port(*a) for a, works in tried.items() if works and a[1] == mapped.port]
+        if led:
             found.reach = "mapped"
-            found.addresses = list(dict.fromkeys([where, *found.addresses]))
+            found.addresses = list(dict.fromkeys([*led, *found.addresses]))
         else:
             found.gateway += ", and others do not get through: another router stands before it"
     finally:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from p2pavg.membership.table.address import is_numeric, normalise
+from p2pavg.membership.table.address import family_of, is_link_local, is_loopback, is_numeric, normalise
 
 MAX_NAMES = 256
+MAX_ADDRESSES = 4  # of one name
 MAX_LOOKUPS = 4  # at once, each in a thread of its own
 KEEP_SECONDS = 300.0
 KEEP_FAILED_SECONDS = 30.0
@@ -28,14 +30,16 @@ class Names:
         """found: called on the loop when a name has an address now."""
         self._clock = clock
         self._found = found
-        self._known: OrderedDict[str, tuple[str | None, float]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[Sequence[str], float]] = OrderedDict()
         self._looking: set[str] = set()
 
-    def numeric(self, host: str) -> str | None:
-        """The address of a host; None while it is looked up, and when it has none."""
+    def numeric(self, host: str) -> Sequence[str]:
+        """The addresses of a host, of both families in turn, as the system prefers them; none while it is
+        looked up.
+        """
         if is_numeric(host):
-            return host
-        known, until = self._known.get(host, (None, float("-inf")))
+            return [host]
+        known, until = self._known.get(host, ((), float("-inf")))
         if until <= self._clock() and host not in self._looking and len(self._looking) < MAX_LOOKUPS:
             self._looking.add(host)
             loop = asyncio.get_running_loop()
@@ -44,27 +48,38 @@ class Names:
 
     def doubt(self, host: str) -> None:
         """Nobody answered where this name led: it may lead elsewhere by now, as after a change of address."""
-        known, until = self._known.get(host, (None, float("inf")))
-        if known is not None and until - KEEP_SECONDS + AGAIN_SECONDS <= self._clock() < until:
+        known, until = self._known.get(host, ((), float("inf")))
+        if known and until - KEEP_SECONDS + AGAIN_SECONDS <= self._clock() < until:
             self._known[host] = known, self._clock()
             self.numeric(host)
 
     def _look_up(self, host: str, loop: asyncio.AbstractEventLoop) -> None:
-        numeric = None
+        numeric: Sequence[str] = ()
         try:
             found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
-            numeric = normalise(found[0][4])[0] if found else None
+            numeric = in_turn([normalise(sockaddr)[0] for *_, sockaddr in found])
         except (OSError, UnicodeError):
             pass  # no such name, or none that a resolver takes
         with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
             loop.call_soon_threadsafe(self._keep, host, numeric)
 
-    def _keep(self, host: str, numeric: str | None) -> None:
+    def _keep(self, host: str, numeric: Sequence[str]) -> None:
         self._looking.discard(host)
-        until = self._clock() + (KEEP_FAILED_SECONDS if numeric is None else KEEP_SECONDS)
+        until = self._clock() + (KEEP_SECONDS if numeric else KEEP_FAILED_SECONDS)
         self._known[host] = numeric, until
         self._known.move_to_end(host)
         if len(self._known) > MAX_NAMES:
             self._known.popitem(last=False)
-        if numeric is not None:
+        if numeric:
             self._found()
+
+
+def in_turn(hosts: Sequence[str]) -> list[str]:
+    """The first addresses of a name, of one family and the other in turn: either family may lead nowhere. One
+    of this machine or link alone, which the name of another machine cannot mean, is left out.
+    """
+    usable = [host for host in dict.fromkeys(hosts) if not is_loopback(host) and not is_link_local(host)]
+    first = [host for host in usable if family_of(host) == family_of(usable[0])]
+    other = [host for host in usable if host not in first]
+    pairs = itertools.zip_longest(first, other)
+    return [host for pair in pairs for host in pair if host is not None][:MAX_ADDRESSES]

@@ -17,7 +17,7 @@ from p2pavg.membership.table.wire import PING_BYTES, Contact, RequestKind
 MAX_PROVING = 256
 PROOF_SECONDS = 1.0  # that a newcomer waits for peers to prove themselves
 FEW = 4  # members in view, below which each tries addresses that nobody vouches for: once for a record
-TRIED_ADDRESSES = 3  # of one peer
+TRIED_ADDRESSES = 6  # of one peer
 DIAL_BYTES = 240  # what opening a connection sends before it is answered
 
 
@@ -86,12 +86,9 @@ class Places:
 
     def _numeric(self, info: PeerInfo) -> list[Address]:
         """The addresses of a peer that need no look-up any more, best first."""
-        found = []
-        for host, port in self._addresses_of(info)[:TRIED_ADDRESSES]:
-            numeric = self._names.numeric(host)
-            if numeric is not None:
-                found.append((numeric, port))
-        return found
+        named = self._addresses_of(info)[:TRIED_ADDRESSES]
+        found = [(numeric, port) for host, port in named for numeric in self._names.numeric(host)]
+        return list(dict.fromkeys(found))[:TRIED_ADDRESSES]
 
     def addresses_to_dial(self, info: PeerInfo) -> list[Address]:
         """The addresses at which a connection to a peer may be opened now, best first."""

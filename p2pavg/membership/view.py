@@ -15,7 +15,7 @@ from p2pavg.membership.places import Places
 from p2pavg.membership.pulse import WAKE_SECONDS, Pulse
 from p2pavg.membership.revoking import Revoking
 from p2pavg.membership.roster import Roster, SeenPeer
-from p2pavg.membership.table.address import Address, behind_one_router, is_loopback
+from p2pavg.membership.table.address import Address, behind_one_router, is_link_local, is_loopback
 from p2pavg.membership.table.dht import DHT, key_of
 from p2pavg.membership.table.record import SignedRecord
 from p2pavg.membership.table.records.entries import StoredRecord
@@ -215,9 +215,10 @@ class View:
         """Addresses in the order to try; a loopback address counts only for a peer of this same machine."""
         own = self._own.addresses if self._own else ()
         same_machine = any(host in {host for host, _ in own} for host, _ in info.addresses)
-        usable = [a for a in info.addresses if same_machine or not is_loopback(a[0])]
+        told = [a for a in info.addresses if not is_link_local(a[0])]
+        usable = [a for a in told if same_machine or not is_loopback(a[0])]
         near = self._near(info)
-        return [*near, *(a for a in usable if a not in near)] or list(info.addresses)
+        return [*near, *(a for a in usable if a not in near)] or told
 
     def _near(self, info: PeerInfo) -> list[tuple[str, int]]:
         own = self._own.addresses if self._own else self._dht.external_addresses()  # not announced yet

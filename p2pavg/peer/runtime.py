@@ -102,7 +102,7 @@ class Runtime:
             await self._exporter.close()
             raise
         self._reports.endpoint = self.endpoint
-        self._reachability = OwnAddresses(self.settings, self.endpoint, self.dht, self._announce)
+        self._reachability = OwnAddresses(self.settings, self.endpoint, self.dht, self._reach_changed)
         if maps_port:
             self._reachability.map_port(wished=wished)
         self._engine.set_heartbeat(HEARTBEAT_S)
@@ -176,6 +176,11 @@ class Runtime:
     def _announce(self) -> None:
         if self._announcer is not None:
             self._announcer.changed()
+
+    def _reach_changed(self) -> None:
+        """Others reach this peer in another way than before: tell them, and dial whom it has to dial now."""
+        self._announce()
+        self._look()
 
     def _record(self) -> PeerInfo:
         driver, spec = self.driver, self._spec
@@ -298,6 +303,9 @@ class Runtime:
             driver.feed(ev.Moved())
             for link in gone:
                 link.close("this machine has another address now")
+        if self._moves.moved:
+            self._reachability.moved()
+        self._reachability.beat()
         silent = driver.machine.silent
         training = {peer for peer, link in self.links.items() if trains(link.hello)}
         unheard = bool(training) and silent.issuperset(training)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from queue import Queue
 from threading import Thread
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from p2pavg.lab import Lab
 from p2pavg.lab.topology import parse
+from tests.wan import test_routes as routes
 from tests.wan.test_routes import ROOT
 
 pytestmark = [pytest.mark.wan, pytest.mark.timeout(300)]
@@ -121,3 +123,55 @@ def test_an_address_that_changes_in_the_middle_of_a_round_costs_no_sample() -> N
         assert own["discarded"] == 0
         one.process.kill()
         two.process.kill()
+
+
+NETWORKS = """
+hosts = ["cloud", "laptop", "home"]
+[[nodes]]
+hosts = "home"
+behind_nat = true
+[[paths]]
+rtt_ms = 20
+"""
+AGAIN_S = 30.0
+
+
+def is_client_only(lab: Lab, way_in: str, address: str) -> bool:
+    """What the peer at an address says of itself in the table."""
+    table = [sys.executable, "-m", "p2pavg", "peers", "routes", "--initial-peers", way_in, "--json", "-"]
+    printed = lab.run("cloud", ["env", f"PYTHONPATH={ROOT}", *table], timeout=60)
+    found = [peer for peer in json.loads(printed)["peers"] if peer["addresses"][0].startswith(f"{address}:")]
+    assert len(found) == 1, printed
+    return bool(found[0]["client_only"])
+
+
+def test_a_peer_that_moves_behind_a_nat_and_back_trains_on(tmp_path: Path) -> None:
+    """From a network that lets others in, where a peer behind a NAT dialled it, to one that does not: the two
+    meet by the help of a third, and train on together; the table tells how it is reached, there and back.
+    """
+    with Lab(parse(NETWORKS, "indoors")) as lab:
+        key = ["--identity", str(tmp_path / "helper.key")]
+        helper = lab.spawn(
+            "cloud",
+            [sys.executable, "-m", "p2pavg", "bootstrap", "--run", "routes", *key],
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+        )
+        assert helper.stdout is not None
+        way_in = helper.stdout.readline().strip()
+        laptop = routes.Trainer(lab, "laptop", way_in)
+        home = routes.Trainer(lab, "home", way_in)
+        home.until(2)
+        for address, indoors in (("10.77.0.200", True), ("10.77.0.201", False)):
+            lab.set_node("laptop", behind_nat=indoors)
+            lab.set_address("laptop", address)
+            at = time.time()
+            again = home.until(2, since=at + 1.5)
+            assert again["at"] - at < AGAIN_S
+            laptop.until(2, since=again["at"])
+            deadline = time.monotonic() + AGAIN_S
+            while is_client_only(lab, way_in, address) is not indoors:
+                assert time.monotonic() < deadline, "".join(laptop.logged)
+        for process in (helper, laptop.process, home.process):
+            process.kill()

@@ -21,6 +21,7 @@ SIOCGIFADDR = 0x8915
 RECEIVE_BUFFER_BYTES = 1 << 20
 EXAMPLE = "10.0.0.5:31330"
 LAST_PORT = 65535
+WILDCARDS = ("0.0.0.0", "::")
 _FAR = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # no machine has these
 Address = tuple[str, int]  # numeric IPv4 or IPv6 address, port
 
@@ -172,7 +173,7 @@ def primary_address(family: socket.AddressFamily = socket.AF_INET) -> str | None
     except OSError:
         if family == socket.AF_INET6:
             return None
-        usable = (host for host in interface_addresses() if ":" not in host and not is_link_local(host))
+        usable = (host for host in interface_addresses() if ":" not in host)
         return next((host for host in usable if not is_loopback(host)), None)
 
 
@@ -190,7 +191,11 @@ def wildcard() -> str:
 
 
 def own_addresses(host: str) -> list[str]:
-    """The addresses of this machine at which a socket that listens on a wildcard `host` may be reached."""
+    """The addresses of this machine at which a socket that listens on `host` may be reached: those on the way
+    to the internet where it is a wildcard, and else that one.
+    """
+    if host not in WILDCARDS:
+        return [host]
     families = (socket.AF_INET, socket.AF_INET6) if host == "::" else (socket.AF_INET,)
     found = [address for family in families if (address := primary_address(family)) is not None]
     return found or ["127.0.0.1"]
@@ -215,9 +220,11 @@ def interface_addresses() -> list[str]:
         for _, name in socket.if_nameindex():
             try:
                 request = struct.pack("256s", name.encode())
-                found.append(socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24]))
+                host = socket.inet_ntoa(fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24])
             except OSError:
                 continue  # an interface without an IPv4 address
+            if not is_link_local(host):
+                found.append(host)
     try:
         lines = Path("/proc/net/if_inet6").read_text().splitlines()
     except OSError:

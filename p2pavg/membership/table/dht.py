@@ -9,12 +9,14 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.identity import Identity
 from p2pavg.membership.table.address import (
+    WILDCARDS,
     Address,
     bind,
     family_of,
@@ -41,6 +43,7 @@ from p2pavg.membership.table.reading import Reading
 from p2pavg.membership.table.record import KEY_BYTES, Record, SignedRecord
 from p2pavg.membership.table.records.entries import StoredRecord
 from p2pavg.membership.table.ways_in import WaysIn
+from p2pavg.membership.table.whereabouts import announceable
 from p2pavg.membership.table.wire import Contact
 from p2pavg.networks import is_private, is_public, network_of
 from p2pavg.report.wire import Wire
@@ -93,8 +96,11 @@ class DHT:
         self._next_refresh = float("inf")
         self._grown = 0  # contacts that are new since the last refresh
         self._next_review = float("-inf")
-        self._reviewing = False
+        self._reviewing: asyncio.Future[None] | None = None
         self.mapped: Address | None = None  # a port of the gateway that leads to this node's
+        self._tried: Mapping[Address, bool] = {}  # at the last look: where others got through, and where not
+        self._own: Callable[[], list[str]] = lambda: own_addresses(host)
+        self.on_moved: Callable[[], None] = lambda: None  # others see this node elsewhere than before
         self._ways_in = WaysIn(node, self._initial_peers, self._tasks)
         self.observers: Callable[[], list[Contact]] = list  # peers that this one has links with
         self.is_dialled: Callable[[], bool] = lambda: False  # whether others' links to this peer are up
@@ -150,6 +156,8 @@ class DHT:
         if incarnation is None:
             incarnation = time.time_ns() // 1_000_000
         dht = cls(node, host, port, initial_peers, connect, incarnation)
+        if open_endpoint is not None and host in WILDCARDS:
+            dht._own = list  # this machine is none of the simulation's
         try:
             if initial_peers:
                 await dht._join(join_timeout)
@@ -238,37 +246,37 @@ class DHT:
         return False
 
     def external_addresses(self) -> list[Address]:
-        """The addresses at which others most likely reach this node: as they saw it, or the machine's."""
-        if self._host not in ("0.0.0.0", "::"):
+        """The addresses at which others reach this node, or most likely do: as they saw it, or the machine's.
+
+        Addresses that hold on one link or one machine alone are among them only where there is no other.
+        """
+        if is_loopback(self._host):
             return [(self._host, self.port)]
-        seen = self.node.whereabouts.hosts
-        hosts = [host for host in seen if not is_loopback(host)]
-        if not hosts:
-            hosts = seen[:1]
-        families = {family_of(host) for host in hosts if not is_loopback(host)}
-        unseen = [own for own in own_addresses(self._host) if family_of(own) not in families]
-        if hosts:
-            unseen = [own for own in unseen if not is_loopback(own)]
-        hosts = [*hosts, *unseen]
-        if self.mapped is None:
-            return [(host, self.port) for host in hosts]
-        inside = [own for own in own_addresses(self._host) if not is_loopback(own) and not is_public(own)]
-        return list(dict.fromkeys([self.mapped, *((host, self.port) for host in (*hosts, *inside))]))
+        return announceable(self.node.whereabouts.hosts, self._own(), self.port, self.mapped, self._tried)
 
     def review_address(self) -> None:
         """Something suggests that this machine's address changed: ask others now where they see it."""
-        if not self._reviewing and not self._closed:
+        if not self._closed and (self._reviewing is None or self._reviewing.done()):
             self.node.rpc.carrier.ways.changed()  # another network may pass UDP
-            self._spawn(self._review())
+            self._reviewing = self._spawn(self._review())
+
+    async def reviewed(self) -> None:
+        """Ask others where they see this node, and wait for what they say."""
+        self.review_address()
+        if self._reviewing is not None:
+            await asyncio.wait([self._reviewing])
 
     async def check_reachability(self) -> Reachability:
-        """Have others open a TCP connection to this node's port where they see it; takes up to 3 seconds."""
-        if self.mapped is not None:
-            found = await find_reachability(self.node, self.mapped[1])
-            if found.reachable is not False:
-                return found
-            self.mapped = None  # it leads here from somewhere between this machine and the others
-        return await find_reachability(self.node, self.port)
+        """Have others open a TCP connection to this node's port where they see it, and to the one that the
+        gateway leads here; takes up to 3 seconds.
+        """
+        ports = dict.fromkeys([self.port] if self.mapped is None else [self.mapped[1], self.port])
+        found = await asyncio.gather(*(find_reachability(self.node, port) for port in ports))
+        tried = {address: works for each in found for address, works in each.tried.items()}
+        if tried:
+            self._tried = tried
+        order = (True, False, None)
+        return replace(min(found, key=lambda each: order.index(each.reachable)), tried=tried)
 
     def become_client_only(self) -> None:
         """From now on this node only asks: others no longer list it as a contact."""
@@ -335,28 +343,23 @@ class DHT:
 
     async def _review(self) -> None:
         """Ask a few observers where they see this node; where most say something new, have them try it."""
-        self._reviewing = True
         self._next_review = self.node.clock() + REVIEW_SECONDS * random.uniform(0.8, 1.2)
-        try:
-            known = [voice.observer for voice in self.node.whereabouts.voices]
-            others = [
-                c for c in self.observers() or self._ways_in.answered if self.node.whereabouts.speaks(c)
-            ]
-            asked = list({network_of(c.address[0]): c for c in (*others, *known)}.values())
-            random.shuffle(asked)
-            before = self.node.whereabouts.hosts
-            for some in (asked[:REVIEWED], asked[REVIEWED:]):
-                await asyncio.gather(*(self.node.ask_where(c.address, expected=c.id) for c in some))
-                if all(voice.host in before for voice in self.node.whereabouts.voices):
-                    return
-            await self._adopt_candidate()
-        finally:
-            self._reviewing = False
+        known = [voice.observer for voice in self.node.whereabouts.voices]
+        others = [c for c in self.observers() or self._ways_in.answered if self.node.whereabouts.speaks(c)]
+        asked = list({network_of(c.address[0]): c for c in (*others, *known)}.values())
+        random.shuffle(asked)
+        before = self.node.whereabouts.hosts
+        for some in (asked[:REVIEWED], asked[REVIEWED:]):
+            await asyncio.gather(*(self.node.ask_where(c.address, expected=c.id) for c in some))
+            if all(voice.host in before for voice in self.node.whereabouts.voices):
+                return
+        await self._adopt_candidate()
+        self.on_moved()
 
     async def _adopt_candidate(self) -> None:
         whereabouts, own = self.node.whereabouts, interface_addresses()
         host = whereabouts.candidate(own)
-        if host is None or self._host not in ("0.0.0.0", "::"):
+        if host is None or is_loopback(self._host):
             return
         if host in own or self.node.rpc.client_only or await self._is_mine(host):
             whereabouts.adopt(host, keep=self.is_dialled())
@@ -398,7 +401,8 @@ class DHT:
             publication = self._publications[key] = Publication(self.node, key, self._incarnation)
         return publication
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 
 from p2pavg.membership.table.address import Address, format_host_port
 from p2pavg.membership.table.carrying.shares import Shares
@@ -30,11 +30,14 @@ Connect = Callable[[str, int], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class Reachability:
-    """What others found. `reachable`: None when nobody could tell. `address`: where they saw this peer."""
+    """What others found. `reachable`: None when nobody could tell. `address`: where they saw this peer.
+    `tried`: by address, whether somebody got through there.
+    """
 
     reachable: bool | None
     address: str
     advice: str = ""
+    tried: Mapping[Address, bool] = field(default_factory=dict)
 
 
 async def tcp_connect(host: str, port: int) -> bool:
@@ -141,15 +144,20 @@ async def find_reachability(node: Node, port: int) -> Reachability:
         return Reachability(None, "", "nobody is there yet to try whether others can reach this peer")
     asked = [(host, contact) for host, contacts in askable.items() for contact in contacts[:ASKED]]
     results = await asyncio.gather(*(ask_to_dial(node, contact, port) for _, contact in asked))
+    tried: dict[Address, bool] = {}
     for (host, _), reached in zip(asked, results, strict=True):
+        if reached is not None:
+            tried[host, port] = reached or tried.get((host, port), False)
+    for where, reached in tried.items():
         if reached:
-            return Reachability(True, format_host_port(host, port))
+            return Reachability(True, format_host_port(*where), tried=tried)
     address = format_host_port(asked[0][0], port)
-    if all(reached is None for reached in results):
+    if not tried:
         return Reachability(None, address, "nobody could try whether others can reach this peer")
     return Reachability(
         False,
         address,
         f"other peers cannot open connections to {address}, where they see this peer: open or forward that "
         "port for TCP and UDP, or set announce to an address that reaches it; till then it only connects out",
+        tried,
     )

@@ -7,11 +7,12 @@ each network of observers has one voice, and whoever has the voice keeps it as l
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from p2pavg.membership.table.address import family_of, is_loopback
+from p2pavg.membership.table.address import Address, family_of, is_link_local, is_loopback
 from p2pavg.membership.table.wire import Contact
-from p2pavg.networks import network_of
+from p2pavg.networks import is_private, network_of
 
 MAX_VOICES = 16
 MOST_HOSTS = 2  # of a family
@@ -45,6 +46,8 @@ class Whereabouts:
     def heard(self, observer: Contact, host: str) -> None:
         """An observer that this node chose says where it sees it. The first word of all is believed."""
         network = network_of(observer.address[0])
+        if is_link_local(host):
+            return  # nobody else can use it
         if not self.speaks(observer) or (network not in self._voices and len(self._voices) >= MAX_VOICES):
             return
         self._voices[network] = Voice(observer, host)
@@ -98,3 +101,36 @@ class Whereabouts:
         for voice in self._voices.values():
             votes[voice.host] = votes.get(voice.host, 0) + 1
         return votes
+
+
+def announceable(
+    seen: Sequence[str],
+    own: Sequence[str],
+    port: int,
+    mapped: Address | None,
+    tried: Mapping[Address, bool],
+) -> list[Address]:
+    """The addresses to announce, best first: all at which others reach this node, or may.
+
+    seen: where others see it. own: the addresses of this machine on the way to the internet, or the one that
+    it listens on. mapped: where its gateway says that it leads a port here. tried: where others have tried to
+    open connections, and whether they got through. Those that failed are left out, unless all did.
+    """
+    outside = [host for host in seen if not is_loopback(host)]
+    families = {family_of(host) for host in outside}
+    own = [host for host in own if not is_loopback(host) and not is_link_local(host)]
+    unseen = [host for host in own if family_of(host) not in families]
+    direct = [(host, port) for host in (*outside, *unseen)]
+    led: list[Address] = []
+    if mapped is not None:
+        # Behind a second router the gateway's own outside address is not the one that others see.
+        by_others = [(host, mapped[1]) for host in outside if family_of(host) == family_of(mapped[0])]
+        led = [address for address in by_others if tried.get(address)]
+        if not led and not any(address in tried for address in by_others):
+            led = [mapped]
+    found = list(dict.fromkeys([*led, *direct]))
+    works = [address for address in found if tried.get(address, True)]
+    if not works:
+        return found or [(host, port) for host in (*seen, "127.0.0.1")][:1]
+    inside = [(host, port) for host in own if host not in outside and host not in unseen and is_private(host)]
+    return list(dict.fromkeys([*works, *inside]))

@@ -14,10 +14,14 @@ class Moves:
     def __init__(self, addresses: Callable[[], Sequence[str]] = interface_addresses) -> None:
         """addresses: of the interfaces, now; an interface may have others that are not told."""
         self._addresses = addresses
-        self._had = set(addresses())
+        self._had = self._have = set(addresses())
+        self.moved = False  # the addresses are others than at the look before
 
     def stranded(self, links: Iterable[Link]) -> list[Link]:
-        """Those of the links that begin at an address which an interface had, and has no longer."""
+        """Look again; returns those of the links that begin at an address which an interface had, and has no
+        longer.
+        """
         now = set(self._addresses())
+        self.moved, self._have = now != self._have, now
         gone, self._had = self._had - now, self._had | now
         return [link for link in links if link.local_host in gone]

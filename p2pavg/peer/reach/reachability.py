@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import time
 from collections.abc import Callable, Sequence
 
 from p2pavg.membership.reach.leases import SECRET
 from p2pavg.membership.table.address import Address, is_loopback
 from p2pavg.membership.table.dht import DHT
+from p2pavg.membership.table.dialling_back import Reachability
 from p2pavg.peer.mapping import Mapping
 from p2pavg.peer.settings import Settings
 from p2pavg.transport.links.endpoint import Endpoint
 
 logger = logging.getLogger("p2pavg.peer.peer")
 
+AGAIN_S = 300.0  # between two looks, however quiet it is: a port may be opened, or shut
+SOON_S = 12.0  # to the look that confirms one: others remember for ten seconds what they found
+FIRST_PAUSE_S = 1.0  # between looks while nobody can tell; it doubles with each
+
 
 class OwnAddresses:
-    """`client_only` tells whether nobody can open a connection to this peer."""
+    """`client_only` tells whether nobody can open a connection to this peer. What a user says stands; else
+    others try: when this peer joins, when it moves, and now and then.
+    """
 
     def __init__(
         self, settings: Settings, endpoint: Endpoint, dht: DHT, changed: Callable[[], None] = lambda: None
@@ -28,10 +37,15 @@ class OwnAddresses:
         self._changed = changed
         self._learned = False
         self._looking: asyncio.Task[None] | None = None
+        self._moved = False  # since the last look
+        self._doubted = False  # the last look contradicts what holds
+        self._next_look = 0.0
+        self._pause = FIRST_PAUSE_S
         self._announced = settings.announced
         self._endpoint = endpoint
         self._dht = dht
         self._mapping: Mapping | None = None
+        dht.on_moved = self.moved
 
     def map_port(self, *, wished: bool) -> None:
         """Ask the gateway of this network for a port. wished: as in `Mapping`."""
@@ -44,8 +58,19 @@ class OwnAddresses:
         out of reach may be reached now, and the other way round.
         """
         self._dht.mapped = where
-        if self._learned and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.get_running_loop().create_task(self._look())
+        self.moved()
+
+    def moved(self) -> None:
+        """This machine's addresses changed, or what others see of them: others are to try again."""
+        self._moved = True
+        self._pause = FIRST_PAUSE_S
+        self._next_look = min(self._next_look, time.monotonic())
+
+    def beat(self) -> None:
+        """Begin a look that is due. Called several times a second."""
+        busy = self._looking is not None and not self._looking.done()
+        if self._learned and not busy and time.monotonic() >= self._next_look:
+            self._looking = asyncio.get_running_loop().create_task(self._look_again())
 
     def addresses(self) -> Sequence[Address]:
         """(host, port) under which others reach this peer, best first."""
@@ -59,7 +84,8 @@ class OwnAddresses:
             return "outgoing only"
         if self._announced:
             return "announced"
-        return "direct" if self._dht.mapped is None else "mapped"
+        mapped = self._dht.mapped
+        return "direct" if mapped is None or self.addresses()[0][1] != mapped[1] else "mapped"
 
     def is_here(self, host: str) -> bool:
         """Whether an address is one of this machine."""
@@ -75,17 +101,46 @@ class OwnAddresses:
         if self._settled:
             return
         await self.mapped()
-        await self._look()
+        self._moved = False
+        found = await self._dht.check_reachability()
+        self._judge(found)
+        self._after(found, moved=found.reachable is None)
         self._learned = True
 
-    async def _look(self) -> None:
+    async def _look_again(self) -> None:
+        moved, pause = self._moved, self._pause
+        if moved:
+            await self._dht.reviewed()
+        self._moved, self._pause = False, pause  # what the review found belongs to this look
+        before = self.addresses()
         found = await self._dht.check_reachability()
+        # A try may fail by itself: one that contradicts what holds counts after a move, or the second time.
+        doubted, self._doubted = self._doubted, found.reachable is False and not self.client_only
+        if found.reachable or moved or doubted:
+            self._judge(found)
+        if self.addresses() != before:
+            self._changed()
+        self._after(found, moved=moved)
+
+    def _after(self, found: Reachability, *, moved: bool) -> None:
+        """Set when the next look is."""
+        if found.reachable is None and moved:
+            self._moved = True
+            pause, self._pause = self._pause, min(2 * self._pause, AGAIN_S)
+        else:
+            self._pause = FIRST_PAUSE_S
+            pause = SOON_S if moved or self._doubted else AGAIN_S
+        self._next_look = time.monotonic() + random.uniform(1.0, 1.2) * pause
+
+    def _judge(self, found: Reachability) -> None:
         if found.reachable is None or found.reachable is not self.client_only:
             return
+        self._doubted = False
         self.client_only = not found.reachable
         if self.client_only:
             logger.warning("%s", found.advice)
             self._dht.become_client_only()
+            self._dht.review_address()  # who only connects out need not be reached where others see it
         else:
             logger.info("others open connections to this peer now, at %s:%d", *self.addresses()[0])
             self._dht.become_reachable(self._endpoint.port)

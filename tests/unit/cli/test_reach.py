@@ -65,8 +65,9 @@ def shut(monkeypatch: pytest.MonkeyPatch) -> None:
     find = table.find_reachability
 
     async def find_reachability(node: object, port: int) -> object:
-        tried = await find(node, port if port != 7777 else node.bound[1])  # type: ignore[attr-defined, arg-type]
-        return tried if port == 7777 else type(tried)(False, tried.address, "advice")
+        tried = await find(node, node.bound[1])  # type: ignore[attr-defined, arg-type]
+        where = {("203.0.113.7", port): port == 7777}
+        return type(tried)(port == 7777, tried.address, "advice", where)
 
     monkeypatch.setattr(table, "find_reachability", find_reachability)
 

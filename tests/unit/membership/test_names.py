@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -27,9 +28,9 @@ class Resolver:
 
     def answer(self, host: str, *_: Any, **__: Any) -> list[Any]:
         self.asked += 1
-        return [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", (self.answers.pop(0), 0))]
+        return [(0, socket.SOCK_DGRAM, 0, "", (answer, 0)) for answer in self.answers.pop(0).split()]
 
-    async def known(self) -> str | None:
+    async def known(self) -> Sequence[str]:
         await asyncio.wait_for(self.found.wait(), 5)
         self.found.clear()
         return self.names.numeric("home.example")
@@ -38,20 +39,32 @@ class Resolver:
 async def test_a_name_that_leads_nowhere_is_looked_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a dial in vain, not more often than every few seconds, and long before it would be forgotten."""
     resolver = Resolver(monkeypatch, "198.51.100.1", "198.51.100.2")
-    assert resolver.names.numeric("home.example") is None
-    assert await resolver.known() == "198.51.100.1"
+    assert not resolver.names.numeric("home.example")
+    assert await resolver.known() == ["198.51.100.1"]
     resolver.names.doubt("home.example")
     assert resolver.asked == 1
     resolver.now += AGAIN_SECONDS
     assert AGAIN_SECONDS < KEEP_SECONDS
     resolver.names.doubt("home.example")
     resolver.names.doubt("home.example")
-    assert resolver.names.numeric("home.example") is not None  # the old one, until the new one is here
-    assert await resolver.known() == "198.51.100.2"
+    assert resolver.names.numeric("home.example")  # the old one, until the new one is here
+    assert await resolver.known() == ["198.51.100.2"]
     assert resolver.asked == 2
     resolver.names.doubt("another.example")
     resolver.names.doubt("198.51.100.7")
     assert resolver.asked == 2
+
+
+async def test_a_name_leads_to_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both families in turn, as the system orders them, and a few at most: either may lead nowhere. What
+    holds on one machine or link alone is none of another machine's.
+    """
+    resolver = Resolver(
+        monkeypatch, "::1 fe80::5 2001:db8::5 2001:db8::6 2001:db8::7 127.0.0.1 203.0.113.5 203.0.113.5"
+    )
+    resolver.names.numeric("home.example")
+    assert await resolver.known() == ["2001:db8::5", "203.0.113.5", "2001:db8::6", "2001:db8::7"]
+    assert resolver.names.numeric("203.0.113.7") == ["203.0.113.7"]
 
 
 @pytest.mark.parametrize(
