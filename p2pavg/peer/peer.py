@@ -18,7 +18,7 @@ from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.identity import Identity
 from p2pavg.membership import PeerInfo
 from p2pavg.membership.table.address import format_host_port
-from p2pavg.peer import crowd
+from p2pavg.peer import crowd, sigterm
 from p2pavg.peer.loop_thread import LoopThread
 from p2pavg.peer.runtime import Runtime
 from p2pavg.peer.settings import Settings
@@ -116,6 +116,7 @@ class Peer:
             raise
         self._thread, self._runtime = thread, runtime
         self._finalizer = weakref.finalize(self, _abandon, thread, runtime)
+        sigterm.watch(self)
         return self
 
     def close(self, notice_s: float = CLOSE_NOTICE_S) -> None:
@@ -125,6 +126,7 @@ class Peer:
             notice_s: seconds that this may take at most, about.
         """
         self._closed = True
+        sigterm.forget(self)
         thread, runtime = self._thread, self._runtime
         if thread is None or runtime is None:
             return
@@ -140,6 +142,7 @@ class Peer:
 
     async def __aenter__(self) -> Peer:
         await asyncio.to_thread(self.start)
+        sigterm.watch(self)
         return self
 
     async def __aexit__(

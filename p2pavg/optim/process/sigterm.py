@@ -9,9 +9,11 @@ import threading
 import time
 import weakref
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
-EXIT_CODE = 128 + signal.SIGTERM
+from p2pavg.peer import sigterm as peers
+from p2pavg.peer.sigterm import EXIT_CODE
+
 SLACK_S = 2.0  # seconds after the notice until a training thread that calls no step() is interrupted
 
 
@@ -28,6 +30,7 @@ class Watched(Protocol):
 
 _watched: weakref.WeakKeyDictionary[Watched, float] = weakref.WeakKeyDictionary()
 _owner = 0  # the process that installed the handler
+_before: Any = signal.SIG_DFL  # the handler that it replaced: none, or that of the optimizers' peers
 _asked_at: float | None = None
 _timer: threading.Timer | None = None
 
@@ -36,22 +39,25 @@ def watch(optimizer: Watched, notice_s: float) -> None:
     """Let the optimizer leave on SIGTERM. Does nothing on other threads than the main one, or where the
     signal has another handler.
     """
-    global _owner, _asked_at
+    global _owner, _asked_at, _before
     if threading.current_thread() is not threading.main_thread():
         return
-    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, _on_signal):
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler not in (signal.SIG_DFL, peers.on_signal, _on_signal):
         return
+    if handler is not _on_signal:
+        _before = handler
     _watched[optimizer] = notice_s
     _owner, _asked_at = os.getpid(), None
     signal.signal(signal.SIGTERM, _on_signal)
 
 
 def forget(optimizer: Watched) -> None:
-    """Forget an optimizer that has left. After the last one, SIGTERM ends the process at once again."""
+    """Forget an optimizer that has left. After the last one, SIGTERM does what it did before."""
     known = _watched.pop(optimizer, None)
     if known is not None and not _watched and signal.getsignal(signal.SIGTERM) is _on_signal:
         with contextlib.suppress(ValueError):  # only the main thread may; else the handler does it itself
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, _before)
 
 
 def leaves() -> bool:
@@ -84,7 +90,7 @@ def _interrupt() -> None:
 def _on_signal(number: int, frame: FrameType | None) -> None:
     global _asked_at, _timer
     if os.getpid() != _owner or (not _watched and _asked_at is None):  # a forked child, or all left
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, _before)
         signal.raise_signal(signal.SIGTERM)
         return
     if _asked_at is not None:  # the notice is over, or somebody is in a hurry
