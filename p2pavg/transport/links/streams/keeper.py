@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
@@ -28,7 +29,11 @@ _ATTEMPT_S, _ATTEMPT_TRIPS = 2.0, 4  # how long a stream may take to open; each 
 _LONG = 3  # the kernel's own pauses between two tries last longer than most cuts
 _QUIET_S = 0.05  # a stream that received nothing for so long, while nothing is transferred, may be closed
 HEARD_S = 1.5  # pings and their answers come each second
-_MOST_FAILURES = 3  # failures of a link that was not made by dialling; then the link closes
+# Of a link that was not made by dialling, as each stream costs others words and packets:
+_MOST_FAILURES = 3  # without any stream; then the link closes
+_ENOUGH = 4  # streams, where more are wanted: most of what the path carries
+_REST_S = 60.0  # till the others are tried again; the longest pause while there are fewer
+_DOUBLED = 16  # failures in a row, beyond which pauses grow no more
 _LASTING_S = 1.0  # a stream that closes sooner has failed to open
 
 
@@ -54,18 +59,19 @@ class StreamKeeper:
         link = self._link
         while not link.closed:
             self._changed.clear()
-            wanted = min(max(link.streams_wanted, link.streams_asked), MOST_ACCEPTED)
+            wanted = self._wanted()
             lacking = wanted - len(self._engine.streams(link.id))
             if lacking > 0:
                 if self._failures:
                     await asyncio.sleep(self._pause())
                 opened = await asyncio.gather(*(self._open(next(self._numbers)) for _ in range(lacking)))
-                # A stream that needs another peer to open, and fails to open at once, may never open.
-                good = all(opened) if link.opener is not None else any(opened)
+                good = any(opened) if link.opener is None else self._is_enough(wanted)
                 self._failures = 0 if good else self._failures + 1
                 if link.opener is not None and self._failures > _MOST_FAILURES and not link.ready.done():
                     link.impassable = True
                     link.close("no data stream gets through")
+                elif link.opener is not None and good and not all(opened):
+                    await self._rest(wanted)
                 continue
             if lacking < 0 and self._close_quiet(-lacking):
                 await asyncio.sleep(_QUIET_S)
@@ -73,6 +79,23 @@ class StreamKeeper:
             await self._changed.wait()
             if time.monotonic() - self._opened_at < _LASTING_S:
                 self._failures += 1  # the stream did not last: the next one is opened after a pause
+
+    def _wanted(self) -> int:
+        return min(max(self._link.streams_wanted, self._link.streams_asked), MOST_ACCEPTED)
+
+    def _is_enough(self, wanted: int) -> bool:
+        """Whether a link that was not made by dialling has what makes it worth its while. Fewer streams are
+        worth more than none, as each mostly carries more than a relay: the link is kept.
+        """
+        return len(self._engine.streams(self._link.id)) >= min(wanted, _ENOUGH)
+
+    async def _rest(self, wanted: int) -> None:
+        """Try no further streams for a while, unless another number is wanted, or some are lost."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REST_S):
+                while self._wanted() == wanted and self._is_enough(wanted):
+                    self._changed.clear()
+                    await self._changed.wait()
 
     def _at_work(self) -> bool:
         jobs = self._engine.running()
@@ -85,9 +108,11 @@ class StreamKeeper:
 
     def _pause(self) -> float:
         first, most = _BACKOFF_S
-        if self._link.quiet_s < HEARD_S and self._link.opener is None:
+        if self._link.opener is not None and self._link.ready.done():
+            most = _REST_S
+        elif self._link.quiet_s < HEARD_S and self._link.opener is None:
             most = _SOON_S
-        return min(first * 2.0 ** (self._failures - 1), most) * random.uniform(0.5, 1.0)
+        return min(first * 2.0 ** min(self._failures - 1, _DOUBLED), most) * random.uniform(0.5, 1.0)
 
     def _close_quiet(self, surplus: int) -> bool:
         """Close streams with no bytes in flight in either direction, as chunks in flight would be lost.

@@ -22,14 +22,16 @@ from tests.unit.transport.engine_swarm import ENGINES
 
 
 @asynccontextmanager
-async def three(closed: bool = False, kind: str = "python") -> AsyncIterator[list[Introduced]]:
+async def three(
+    closed: bool = False, kind: str = "python", streams: int = 2
+) -> AsyncIterator[list[Introduced]]:
     """Two peers and a member to which both have links."""
     authority = Authority.new("run") if closed else None
     hosts = []
     for _ in range(3):
         credentials = None if authority is None else authority.member()
         identity = None if credentials is None else credentials.identity
-        hosts.append(await Introduced(identity, kind=kind).start(credentials=credentials))
+        hosts.append(await Introduced(identity, kind=kind).start(credentials=credentials, streams=streams))
     one, two, member = hosts
     try:
         for peer in (one, two):
@@ -157,6 +159,43 @@ async def test_two_peers_linked_to_a_member_by_different_families_meet_by_a_comm
     finally:
         for host in hosts:
             await host.close()
+
+
+@pytest.mark.parametrize(("through", "rest_s"), [(4, 0.5), (3, 60.0)])
+async def test_four_data_streams_of_many_are_enough(
+    through: int, rest_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the NATs let some of the streams through, the link is used with these; the others are tried again
+    after a long pause if there are four, and soon if there are fewer.
+    """
+    monkeypatch.setattr(stream_keeper, "_BACKOFF_S", (0.01, 0.01))
+    monkeypatch.setattr(stream_keeper, "_REST_S", rest_s)
+    async with three(streams=8) as (one, two, _):
+        met, stream = [0.0], one.introductions._meetings._stream
+
+        async def some(peer: bytes) -> CountedSocket:
+            met.append(asyncio.get_running_loop().time())
+            if len(met) - 1 > through:
+                raise UnreachableError("no more through these")
+            return await stream(peer)
+
+        monkeypatch.setattr(one.introductions._meetings, "_stream", some)
+        assert await one.introductions.meet(two.id)
+        await until(lambda: len(met) - 1 >= 8 + 8 - through)
+        link = one.link_to(two)
+        assert len(one.engine.streams(link.id)) == through
+        assert not link.closed
+        came = max(met[1:9])
+        assert (met[9] - came >= rest_s) is (through == 4)
+
+
+async def test_pauses_between_streams_stay_finite() -> None:
+    """However often no stream opens, the next one is tried."""
+    async with three() as (one, two, _):
+        assert await one.introductions.meet(two.id)
+        keeper = one.endpoint._keepers[one.link_to(two).id]
+        keeper._failures = 5000
+        assert 0 < keeper._pause() <= stream_keeper._REST_S
 
 
 async def test_streams_are_punched_again() -> None:
