@@ -16,7 +16,7 @@ from p2pavg.membership.table.address import family_of, is_numeric
 from p2pavg.peer.reach.common import CommonMember, CommonMembers, hosts_of
 from p2pavg.peer.reach.errands import PASS_S, PUNCH, Errands, peer_in
 from p2pavg.peer.reach.impassable import Impassable
-from p2pavg.peer.reach.relaying import Tunnels
+from p2pavg.peer.reach.relaying import Ahead, Tunnels
 from p2pavg.transport.links.carried import CountedSocket, Way
 from p2pavg.transport.links.endpoint import Endpoint
 from p2pavg.transport.links.handshake import Refusal
@@ -33,6 +33,7 @@ OBSERVED_S = 3.0
 GREETING_S = 5.0
 SILENT_S = 2.0  # a link that was not heard for so long may be dead
 IMPROVE_S = (60.0, 3600.0)  # the first pause before a relayed link is to become a direct one, and the longest
+FAR_S = 0.15  # a round trip through the relay, from which on the first data stream is prepared in advance
 MOST_WORDS = 3  # members through which the other side is told, where it cannot be told or cannot answer
 
 Places = Callable[[bytes], Sequence[punching.Address]]
@@ -194,8 +195,14 @@ class Meetings:
     async def relay(self, peer: bytes, helper: CommonMember) -> Link:
         """A link that a member carries. Raises P2PAvgError, OSError, TimeoutError."""
         sock = await self._tunnels.open(peer, helper.link)
-        opener = partial(self._tunnel, peer, helper.link.peer_id)
-        link = await self._endpoint.greet(sock, peer, opener, GREETING_S)
+        far = helper.rtt_s >= FAR_S
+        ahead = Ahead(self._tunnels.open(peer, helper.link) if far else None)
+        opener = partial(self._tunnel, peer, helper.link.peer_id, ahead)
+        try:
+            link = await self._endpoint.greet(sock, peer, opener, GREETING_S)
+        except BaseException:
+            ahead.close()
+            raise
         logger.info("peer %s is linked through peer %s", short_id(peer), short_id(helper.link.peer_id))
         self._spawn(self._improve(peer, link))
         return link
@@ -210,8 +217,10 @@ class Meetings:
             if helpers and self._passable(peer, helpers):
                 await self._punched(peer, helpers)
 
-    async def _tunnel(self, peer: bytes, relay: bytes) -> CountedSocket:
+    async def _tunnel(self, peer: bytes, relay: bytes, ahead: Ahead) -> CountedSocket:
         """One more connection through the same relay."""
+        if (sock := await ahead.take()) is not None:
+            return sock
         link = self._endpoint.links.get(relay)
         if link is None:
             raise UnreachableError(f"the link to the relay {short_id(relay)} is gone")

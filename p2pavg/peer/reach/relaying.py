@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from enum import StrEnum
+from typing import Any
 
 from p2pavg.errors import P2PAvgError, ProtocolError, UnreachableError
 from p2pavg.identity import short_id
@@ -161,3 +162,36 @@ class Tunnels:
             logger.debug("a tunnel at peer %s was not entered: %s", short_id(link.peer_id), error)
             return
         self._endpoint.welcome(sock)
+
+
+class Ahead:
+    """A tunnel for the first data stream that is asked for while the two ends of the link still greet, when a
+    word takes long between them.
+    """
+
+    def __init__(self, opening: Coroutine[Any, Any, CountedSocket] | None) -> None:
+        """opening: None: the two are near to each other."""
+        self._task = None if opening is None else asyncio.get_running_loop().create_task(opening)
+
+    async def take(self) -> CountedSocket | None:
+        """The tunnel, once; None: there is none."""
+        task, self._task = self._task, None
+        if task is None:
+            return None
+        try:
+            return await task
+        except (P2PAvgError, OSError, TimeoutError) as error:
+            logger.debug("a tunnel that was asked for in advance did not come: %s", error)
+            return None
+
+    def close(self) -> None:
+        """It is not needed."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            task.add_done_callback(_close_result)
+
+
+def _close_result(task: asyncio.Task[CountedSocket]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()

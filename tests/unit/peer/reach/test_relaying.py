@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from p2pavg.errors import P2PAvgError, ProtocolError, UnreachableError
-from p2pavg.peer.reach.meetings import CommonMember
+from p2pavg.peer.reach import meetings
+from p2pavg.peer.reach.common import CommonMember
 from p2pavg.transport.links import handshake
 from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.carried import CountedSocket, Way
@@ -53,6 +54,29 @@ async def test_a_relay_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert word not in seen
         for secret in (one.link_to(two).secret, one.id, b"schema", b"incarnation"):
             assert secret not in seen
+
+
+async def test_far_peers_ask_for_the_first_stream_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tunnel of the first data stream is asked for before the link is there, used once, and closed when
+    no link comes about.
+    """
+    monkeypatch.setattr(meetings, "FAR_S", 0.0)
+    async with three() as (one, two, member):
+        await relayed(one, two, member)
+        await until(lambda: len(one.engine.streams(one.link_to(two).id)) == 2)
+        relay_of = member.introductions._desk.relay
+        assert relay_of.pairs[frozenset((one.id, two.id))] == 3  # the control connection, and two streams
+        one.link_to(two).close("again")
+        await until(lambda: not relay_of.pairs)
+
+        async def refused(*_: object) -> None:
+            await until(lambda: relay_of.pairs[frozenset((one.id, two.id))] == 2)
+            raise UnreachableError("no link")
+
+        monkeypatch.setattr(one.endpoint, "greet", refused)
+        with pytest.raises(UnreachableError):
+            await one.introductions._meetings.relay(two.id, CommonMember(one.link_to(member), 0.01, True))
+        await until(lambda: not any(len(tunnel.ends) == 2 for tunnel in relay_of._tunnels.values()))
 
 
 async def test_a_relay_cannot_be_the_other_end(monkeypatch: pytest.MonkeyPatch) -> None:
