@@ -49,7 +49,7 @@ class Emission:
         if self._swarm.pip:
             private[compose.PIP] = pip.configuration(self._swarm.pip)
         self._write(files, private)
-        return [["docker", "compose", "--project-directory", str(self._folder), "up", "--build", "--detach"]]
+        return [["docker", "compose", "up", "--build", "--detach"]]
 
     def sky(self) -> list[list[str]]:
         """Write a managed job per peer. Returns the commands that start them. Raises P2PAvgError."""

@@ -117,7 +117,47 @@ def test_a_compose_file_has_a_service_per_peer(tmp_path: Path) -> None:
     assert "pip install --no-cache-dir torch==2.13.0 /tmp/p2pavg" in text
     assert (out / "code" / "src" / "train.py").exists()
     assert not (out / "code" / ".git").exists()
-    assert commands[0][:2] == ["docker", "compose"]
+    assert commands == [["docker", "compose", "up", "--build", "--detach"]]  # in the folder
+
+
+def test_commands_run_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative folder is the one that they find their files in."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "here").touch()
+    monkeypatch.chdir(tmp_path)
+    assert start(Path("sub"), [["ls", "here"]], only_show=False) == 0
+    assert start(Path("sub"), [["ls", "nowhere"]], only_show=False) != 0
+
+
+def linted(tmp_path: Path) -> Path:
+    """The folder of an image with all that can be in one."""
+    (tmp_path / "limits.txt").write_text("numpy < 3\n")
+    more = 'constraints = "limits.txt"\ncheckpoints = "kept"\n[pip]\nextra-index-url = "https://a.example"'
+    emission(tmp_path, more).docker()
+    return tmp_path / "out"
+
+
+def test_hadolint_has_nothing_against_the_image(tmp_path: Path) -> None:
+    """Of what it calls a warning or worse."""
+    programs = [shutil.which("hadolint"), str(Path(sys.executable).parent / "hadolint")]
+    program = next((one for one in programs if one and Path(one).exists()), None)
+    if program is None:
+        pytest.skip("hadolint is not installed")
+    command = [program, "--failure-threshold", "warning", linted(tmp_path) / "Dockerfile"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_compose_file_fits_its_specification(tmp_path: Path) -> None:
+    """Its fields, and the secrets and volumes that its services name."""
+    spec = pytest.importorskip("compose_spec", reason="compose-spec is not installed")
+    text = (linted(tmp_path) / "compose.yaml").read_text()
+    read = spec.PyCompose.from_yaml(text)
+    read.validate()
+    assert read.service_names() == ["bootstrap", "us", "eu"]
+    for right, wrong in (("source: us", "source: nobody"), ('"60s"', '"soon"')):
+        with pytest.raises(Exception, match=r"secret|soon|duration|valid"):
+            spec.PyCompose.from_yaml(text.replace(right, wrong)).validate()
 
 
 def test_docker_understands_the_compose_file(tmp_path: Path) -> None:
@@ -126,8 +166,8 @@ def test_docker_understands_the_compose_file(tmp_path: Path) -> None:
     if shutil.which("docker") is None or subprocess.run(asked, capture_output=True, check=False).returncode:
         pytest.skip("needs Docker's client with compose")
     emission(tmp_path).docker()
-    command = ["docker", "compose", "--project-directory", str(tmp_path / "out"), "config", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = ["docker", "compose", "config", "--quiet"]
+    done = subprocess.run(command, cwd=tmp_path / "out", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
