@@ -15,7 +15,7 @@ from torch import nn
 from p2pavg import codecs
 from p2pavg.allreduce.feedback import Residual
 from p2pavg.optim.outer.fragments import fragments_of
-from p2pavg.optim.outer.reference import Reference
+from p2pavg.optim.outer.reference import Reference, Stepped
 from tests.swarm.outer_peer import BATCH, LR, WAYS, loss_of, net
 from tests.swarm.scripts import Script, Terminal
 
@@ -82,9 +82,10 @@ class Replayed:
             while self.late and self.log.stands.get(self.late[0] + 1, steps + 1) <= self.steps:
                 epoch = self.late.pop(0)
                 moved = np.zeros(self.layout.numel, np.float32)
-                self.reference.displacement(moved)
-                self.reference.theta[:] = theta[epoch + 1]
-                self.reference.place(moved[: self.layout.total])
+                after = Stepped(self.layout.whole, theta[epoch + 1], None)
+                self.reference.shift(moved, after, None, 1.0)
+                self.reference.theta[:] = after.theta
+                self.reference.move(self.reference.views(moved), after.of, 1.0)
             if self.steps == steps:
                 return
             self.inner.zero_grad()
@@ -126,7 +127,7 @@ def replay(logs: list[Log], how: str, epochs: int) -> nn.Module:
             if weight:
                 share = weight / total
                 mean += np.float32(share) * peers[peer].contribution(int(samples), share, theta)
-        swarm.step(mean)
+        swarm.adopt(swarm.stepped(mean))
         theta.append(swarm.theta.copy())
         for peer, replayed in peers.items():
             if members.get(peer, [0.0])[0]:

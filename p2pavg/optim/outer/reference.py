@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,15 @@ def _without_dust(values: F32) -> F32:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """A fragment of θ_ref, and of its velocity, after an outer step: float32 in host memory."""
+
+    of: Fragment
+    theta: F32
+    velocity: F32 | None
+
+
 class Reference:
     """θ_ref and its velocity, float32 in host memory, one fragment after the other.
 
@@ -59,11 +69,12 @@ class Reference:
         self.velocity: F32 | None = np.zeros(fragments.total, np.float32) if settings.momentum else None
         self.read()
 
-    def views(self, vector: F32, of: Fragment | None = None) -> list[torch.Tensor]:
+    def views(self, vector: F32 | torch.Tensor, of: Fragment | None = None) -> list[torch.Tensor]:
         """Each parameter's part of a vector that holds a fragment, or all of θ_ref, in the parameter's shape
         and strides, without a copy.
         """
-        there, data = of or self.fragments.whole, torch.from_numpy(vector)
+        there = of or self.fragments.whole
+        data = vector if isinstance(vector, torch.Tensor) else torch.from_numpy(vector)
         return [
             data.as_strided(
                 tuple(self.params[index].shape),
@@ -73,15 +84,12 @@ class Reference:
             for index in there.params
         ]
 
-    def _rows(
-        self, vector: F32, of: Fragment | None
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """(parameter, its part of θ_ref in the parameter's dtype, its part of the vector)."""
-        there = of or self.fragments.whole
-        starts = self.views(self.theta[there.start : there.stop], there)
-        for index, start, part in zip(there.params, starts, self.views(vector, there), strict=True):
-            param = self.params[index]
-            yield param, start if param.dtype == torch.float32 else start.to(param.dtype).float(), part
+    def _starts(self, theta: F32, of: Fragment) -> list[torch.Tensor]:
+        """Parameters as θ, of a fragment, gives them: rounded to their dtype, as float32."""
+        return [
+            start if self.params[index].dtype == torch.float32 else start.to(self.params[index].dtype).float()
+            for index, start in zip(of.params, self.views(theta, of), strict=True)
+        ]
 
     def read(self) -> None:
         """θ_ref <- the parameters, when a run begins from them."""
@@ -95,35 +103,69 @@ class Reference:
         with torch.no_grad():
             torch._foreach_copy_([self.params[index] for index in there.params], starts)
 
-    def displacement(self, out: F32, of: Fragment | None = None) -> None:
+    def displacement(
+        self, out: F32, of: Fragment | None = None, kept: Sequence[torch.Tensor] | None = None
+    ) -> None:
         """out, as long as θ_ref or the fragment at least, <- θ_ref - θ_local, where θ_ref counts as the
-        parameter's dtype has it.
+        parameter's dtype has it. kept: the fragment's θ_local in host memory; None: as the parameters are.
         """
-        with torch.no_grad():
-            for param, start, moved in self._rows(out, of):
-                torch.sub(start, param.detach().to("cpu").float(), out=moved)
+        there = of or self.fragments.whole
+        own = [self.params[index].detach().to("cpu") for index in there.params] if kept is None else kept
+        starts = self._starts(self.theta[there.start : there.stop], there)
+        for local, start, moved in zip(own, starts, self.views(out, there), strict=True):
+            torch.sub(start, local.float(), out=moved)
 
-    def place(self, moved: F32, of: Fragment | None = None) -> None:
-        """The parameters of a fragment, or all, <- θ_ref - moved: θ_ref with local steps on top."""
-        with torch.no_grad():
-            for param, start, step in self._rows(moved, of):
-                param.copy_(start - step)
-
-    def step(self, mean: F32, of: Fragment | None = None) -> None:
-        """One outer step of a fragment, or of all, on the mean displacement, which may go on behind it."""
+    def stepped(self, mean: F32, of: Fragment | None = None) -> Stepped:
+        """One outer step of a fragment, or of all, on the mean displacement, which may go on behind it. The
+        reference stays as it is until `adopt`.
+        """
         there = of or self.fragments.whole
         at = slice(there.start, there.stop)
-        velocity = None if self.velocity is None else self.velocity[at]
-        outer_step(self.theta[at], velocity, mean[: there.stop - there.start], self._settings)
+        theta = self.theta[at].copy()
+        velocity = None if self.velocity is None else self.velocity[at].copy()
+        outer_step(theta, velocity, mean[: len(theta)], self._settings)
+        return Stepped(there, theta, velocity)
 
-    def digest(self, of: Fragment | None = None) -> bytes:
+    def adopt(self, after: Stepped) -> None:
+        """θ_ref and its velocity <- those after an outer step, in the memory that they have."""
+        at = slice(after.of.start, after.of.stop)
+        torch.from_numpy(self.theta[at]).copy_(torch.from_numpy(after.theta))
+        if self.velocity is not None and after.velocity is not None:
+            torch.from_numpy(self.velocity[at]).copy_(torch.from_numpy(after.velocity))
+
+    def shift(self, out: F32, after: Stepped, moved: F32 | None, keep: float) -> None:
+        """out, as long as the fragment at least, <- what brings local parameters behind an outer step: they
+        become keep · θ_local + out. With θ the reference before the step and θ' after it, that is θ' +
+        keep · (θ_local - (θ - moved)); moved, of the fragment: what of θ_local is in the mean; None: nothing.
+        """
+        there = after.of
+        before = self._starts(self.theta[there.start : there.stop], there)
+        own = [torch.zeros(()) for _ in before] if moved is None else self.views(moved, there)
+        ends = self._starts(after.theta, there)
+        for end, start, gone, room in zip(ends, before, own, self.views(out, there), strict=True):
+            torch.sub(gone, start, out=room).mul_(keep).add_(end)
+
+    def move(self, shift: Sequence[torch.Tensor], of: Fragment, keep: float) -> None:
+        """The parameters of a fragment <- keep · θ_local + shift, of their shapes."""
+        with torch.no_grad():
+            for index, step in zip(of.params, shift, strict=True):
+                param = self.params[index]
+                moved = step.to(param.device)
+                if keep == 1 and param.dtype == torch.float32:
+                    param.add_(moved)
+                else:
+                    param.copy_(moved.add(param, alpha=keep))
+
+    def digest(self, of: Fragment | None = None, after: Stepped | None = None) -> bytes:
         """SHA-256 of the values of a fragment of θ_ref, or of all, in the order of the parameters, float32
-        little-endian.
+        little-endian. after: of what θ_ref becomes.
         """
         found, fragments = hashlib.sha256(), self.fragments
-        for index in sorted((of or fragments.whole).params):
-            offset = fragments.offsets[index]
-            found.update(self.theta[offset : offset + fragments.sizes[index]].data)
+        there = after.of if after is not None else of or fragments.whole
+        theta = self.theta[there.start : there.stop] if after is None else after.theta
+        for index in sorted(there.params):
+            offset = fragments.offsets[index] - there.start
+            found.update(theta[offset : offset + fragments.sizes[index]].data)
         return found.digest()
 
 

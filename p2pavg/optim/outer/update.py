@@ -16,6 +16,7 @@ from p2pavg.errors import P2PAvgError
 from p2pavg.optim.gradients.store import F32
 from p2pavg.optim.gradients.vectors import all_finite
 from p2pavg.optim.interrupts import held_back
+from p2pavg.optim.outer.ahead import Ahead, Device, prepared
 from p2pavg.optim.outer.fragments import Fragment
 from p2pavg.optim.outer.reference import Reference
 from p2pavg.optim.outer.settings import Outer
@@ -24,12 +25,12 @@ from p2pavg.optim.training_state import TrainingState
 from p2pavg.optim.updates.buffers import AveragedBuffers
 from p2pavg.optim.updates.schedule import Schedule
 from p2pavg.optim.updates.update import NOTHING, synchronize
+from p2pavg.rounds.protocol.ballot import Note
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome, Training
 
 log = logging.getLogger("p2pavg.optim")
 
 NON_FINITE = "the parameters of this peer became non-finite"
-_LOW_BYTES = 6  # of a digest: what a float64 carries exactly
 
 
 @dataclass
@@ -46,6 +47,17 @@ class Moves:
     sampling: Sampling
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is handed in, as it was at the end of a local step."""
+
+    due: Fragment
+    params: list[torch.Tensor] | None  # copies, of the fragment; None: they are in Δ already
+    deltas: F32  # of buffers
+    samples: int
+    note: Note
+
+
 class OuterUpdate:
     """Hands in how far this peer moved since the last outer step, and takes the swarm's step.
 
@@ -53,6 +65,8 @@ class OuterUpdate:
     stays as it is; a round that comes to nothing leaves Δ to be handed in again, larger. When the average
     comes, θ_ref takes the outer step, and θ_local becomes θ_ref with what is not in the average on top: all
     of Δ for a peer whose weight was 0, what was moved behind the round with `overlap`, nothing otherwise.
+
+    With `overlap` all of this but copying parameters and changing them is done on another thread.
     """
 
     lost = False  # what raises in the middle of a local step is this peer's affair
@@ -68,7 +82,8 @@ class OuterUpdate:
         self.changes = self.loads = 0  # how often parameters were given others, and a state was loaded
         self._handed = 0  # own samples in the contribution under way
         self._behind = 0  # local steps since it left
-        self._job: Future[Outcome] | None = None
+        self._device = Device()
+        self._job: Future[tuple[Outcome, Ahead | None]] | None = None
         self._pool = (
             ThreadPoolExecutor(1, thread_name_prefix="p2pavg-outer") if self._settings.overlap else None
         )
@@ -142,11 +157,11 @@ class OuterUpdate:
 
     def _hand_in(self, *, empty: bool = False, wait: bool = False) -> bool:
         """Hand in how far this peer moved. True: an outcome has come already, and there may be more."""
-        contribution = NOTHING if empty else self._contribution()
+        kept = None if empty else self._keep()
         self._behind = 0
         if self._pool is None or empty or wait:
-            return self._take(self._outcome(contribution))
-        self._job = self._pool.submit(self._arrive, contribution)
+            return self._take(self._outcome(self._contribution(kept)))
+        self._job = self._pool.submit(self._round, kept)
         return False
 
     def _outcome(self, contribution: Contribution) -> Outcome:
@@ -158,33 +173,55 @@ class OuterUpdate:
             self._take(self._moves.training.withdraw())
             raise
 
+    def _round(self, kept: Kept | None) -> tuple[Outcome, Ahead | None]:
+        """A round beside local steps, and what can be done with its average before they pause for it."""
+        outcome = self._arrive(self._contribution(kept))
+        try:
+            return outcome, self._ahead(outcome) if isinstance(outcome, Average) else None
+        except Exception:  # the outcome must not be lost: the training thread tries again, and raises it
+            log.debug("an outer step could not be prepared", exc_info=True)
+            return outcome, None
+
     def _finish(self) -> bool:
         job, self._job = self._job, None
         assert job is not None
-        return self._take(job.result())
+        return self._take(*job.result())
 
-    def _contribution(self) -> Contribution:
+    def _keep(self) -> Kept | None:
+        """On the training thread: what this peer hands in now; None: nothing."""
         moves = self._moves
         if moves.sampling.is_spoiled(moves.training.samples()):
             self._drop(SPOILED)
         samples = moves.training.samples()
         self._handed = 0
         if samples == 0:
-            return NOTHING
+            return None
         due = self._fragments.due(moves.training.epoch)
-        end = due.stop - due.start
-        if len(self._fragments.each) > 1:
-            self._moved[: self._fragments.extra] = 0  # gaps hold what another fragment had there
-        moves.reference.displacement(self._moved, due)
-        if not all_finite(self._moved[:end]):
+        params = [moves.reference.params[index] for index in due.params]
+        if on_host := all(param.device.type == "cpu" for param in params):
+            self._displace(due, None)
+        kept = None if on_host else self._device.kept(params)
+        if kept is None and not (on_host and all_finite(self._moved[: due.stop - due.start])):
             log.warning("%s: %d samples are discarded, and it goes on from the swarm's", NON_FINITE, samples)
             self._forget_state()
             self._drop(NON_FINITE)
-            return NOTHING
+            return None
         self._handed = samples - self._inherited_samples
-        deltas = moves.buffers.deltas()
-        self._moved[self._fragments.extra :][: len(deltas)] = deltas
-        return Contribution(self._mean(samples, due), 1.0, samples, note=moves.sampling.note(b"", samples))
+        return Kept(due, kept, moves.buffers.deltas(), samples, moves.sampling.note(b"", samples))
+
+    def _contribution(self, kept: Kept | None) -> Contribution:
+        if kept is None:
+            return NOTHING
+        if kept.params is not None:
+            self._displace(kept.due, self._device.to_host(kept.params))
+        self._moved[self._fragments.extra :][: len(kept.deltas)] = kept.deltas
+        return Contribution(self._mean(kept.samples, kept.due), 1.0, kept.samples, note=kept.note)
+
+    def _displace(self, due: Fragment, own: list[torch.Tensor] | None) -> None:
+        """Δ <- of the fragment due, with parameters as in `own`, in host memory; None: as they are."""
+        if len(self._fragments.each) > 1:
+            self._moved[: self._fragments.extra] = 0  # gaps hold what another fragment had there
+        self._moves.reference.displacement(self._moved, due, own)
 
     def _mean(self, samples: int, due: Fragment) -> F32:
         """What own samples and inherited ones moved, on average. What somebody moved in a fragment whose
@@ -199,8 +236,11 @@ class OuterUpdate:
 
     # ---------------------------------------------------------------------- what came of it
 
-    def _take(self, outcome: Outcome) -> bool:
-        """Bring the model up to date. True: a new epoch began, or more is to be handed in."""
+    def _take(self, outcome: Outcome, ahead: Ahead | None = None) -> bool:
+        """Bring the model up to date. True: a new epoch began, or more is to be handed in.
+
+        ahead: an average's outer step, where it was prepared beside local steps.
+        """
         training = self._moves.training
         if isinstance(outcome, Inheritance):
             self._inherit(outcome)
@@ -212,7 +252,7 @@ class OuterUpdate:
         with held_back():
             with training.applying():
                 if isinstance(outcome, Average):
-                    extra = self._step(outcome)
+                    extra = self._step(outcome, ahead)
                     epoch = outcome.epoch + 1
                     self._moves.sampling.committed(outcome, self._handed > 0 and not outcome.late)
                 else:
@@ -227,41 +267,30 @@ class OuterUpdate:
             raise failure
         return True
 
-    def _step(self, average: Average) -> Mapping[str, float]:
-        moves, settings = self._moves, self._settings
-        reference, fragments = moves.reference, self._fragments
-        due = fragments.due(average.epoch)
+    def _counts(self, average: Average) -> bool:
+        """Whether what this peer moved is in an average."""
+        return self._handed > 0 and not average.late
+
+    def _ahead(self, average: Average) -> Ahead:
+        moved = self._moved if self._counts(average) else None
+        return prepared(average, self._moves.reference, moved, self._settings.keep_local, self._device)
+
+    def _step(self, average: Average, ahead: Ahead | None) -> Mapping[str, float]:
+        moves, reference = self._moves, self._moves.reference
         self.changes += 1
-        end = due.stop - due.start
-        counted = self._handed > 0 and not average.late
-        mean = np.empty(fragments.numel, np.float32)
-        average.result.decode_into(mean)
-        on_top = None
-        if not counted or self._behind:
-            on_top = np.zeros(end, np.float32)
-            reference.displacement(on_top, due)
-            if counted:
-                on_top -= self._moved[:end]
-                on_top *= np.float32(settings.keep_local)
-        told = self._told(mean[:end]) if counted else {}
-        reference.step(mean, due)
-        if on_top is None:
+        counted = self._counts(average)
+        ahead = ahead or self._ahead(average)
+        due = ahead.after.of
+        reference.adopt(ahead.after)
+        if counted and (not self._behind or not ahead.keep):
             reference.publish(due)
         else:
-            reference.place(on_top, due)
-        tail = mean[fragments.extra :][: fragments.extra_size]
-        moves.buffers.agree(tail)
-        moves.buffers.follow(tail, counted=counted)
+            reference.move(reference.views(ahead.shift, due), due, ahead.keep)
+        moves.buffers.agree(ahead.tail)
+        moves.buffers.follow(ahead.tail, counted=counted)
         if counted:
             self._inherited, self._inherited_samples = None, 0
-        return {**told, "theta_sha256_low": float(int.from_bytes(reference.digest(due)[:_LOW_BYTES], "big"))}
-
-    def _told(self, mean: F32) -> dict[str, float]:
-        """Figures for the report: this peer's move beside the swarm's."""
-        own = self._moved[: len(mean)]
-        lengths = [float(np.sqrt(np.dot(vector, vector))) for vector in (own, mean)]
-        cosine = float(np.dot(own, mean)) / (lengths[0] * lengths[1]) if all(lengths) else 0.0
-        return {"delta_norm": lengths[0], "mean_norm": lengths[1], "cosine": cosine}
+        return ahead.figures
 
     def _load(self, heal: Heal) -> None:
         moves = self._moves

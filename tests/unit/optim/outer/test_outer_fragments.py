@@ -134,12 +134,12 @@ def test_an_inherited_move_counts_in_its_own_fragment_alone(swarm: FakeSwarm) ->
     update._take(Inheritance(12, encoded(given, "none")))  # type: ignore[attr-defined]
     own = np.zeros(fragments.numel, np.float32)
     opt._reference.displacement(own, fragments.each[0])
-    counted = update._contribution()  # type: ignore[attr-defined]
+    counted = update._contribution(update._keep())  # type: ignore[attr-defined]
     assert np.allclose(counted.gradient, (4 * own + 12 * given) / 16, atol=1e-7)
     training.epoch = 1  # the other fragment's turn
     own[:] = 0
     opt._reference.displacement(own, fragments.each[1])
-    late = update._contribution()  # type: ignore[attr-defined]
+    late = update._contribution(update._keep())  # type: ignore[attr-defined]
     assert late.samples == 16
     assert np.allclose(late.gradient, 4 * own / 16, atol=1e-7)
     opt.close(0)

@@ -70,8 +70,10 @@ def model() -> nn.Module:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_was_moved_is_told_and_put_back(dtype: torch.dtype) -> None:
-    """A displacement is 0 where nothing moved, also in bfloat16; a parameter placed by it is where it was."""
+def test_local_moves_stay_on_top_of_an_outer_step(dtype: torch.dtype) -> None:
+    """A displacement is 0 where nothing moved, also in bfloat16. What an outer step does not hold stays on
+    top of it, or the share of it that is kept.
+    """
     net = model().to(dtype)
     params = list(net.parameters())
     reference = Reference(params, fragments_of([p.numel() for p in params], 1), Outer())
@@ -85,9 +87,19 @@ def test_what_was_moved_is_told_and_put_back(dtype: torch.dtype) -> None:
             param.sub_(0.25)
     there = [param.detach().clone() for param in params]
     reference.displacement(moved)
-    reference.publish()
-    reference.place(moved)
+    room, after = np.empty_like(moved), reference.stepped(np.zeros_like(moved))
+    reference.shift(room, after, None, 1.0)
+    reference.move(reference.views(room), after.of, 1.0)
     assert all(torch.equal(a, b) for a, b in zip(there, params, strict=True))
+    after.theta[:] += np.float32(0.5)
+    reference.shift(room, after, moved, 0.5)
+    with torch.no_grad():
+        for param in params:
+            param.add_(1.0)  # after it was handed in
+    reference.move(reference.views(room), after.of, 0.5)
+    reference.adopt(after)
+    for param, start in zip(params, reference.views(reference.theta), strict=True):
+        assert torch.allclose(param.float(), start + 0.5, atol=2e-2 if dtype == torch.bfloat16 else 1e-6)
 
 
 def test_the_digest_is_of_the_values_alone() -> None:

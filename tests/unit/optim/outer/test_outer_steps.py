@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
+from p2pavg.optim.outer.ahead import prepared
 from p2pavg.optim.outer.reference import outer_step
 from p2pavg.optim.outer.settings import Outer
 from p2pavg.rounds.training import Heal, Inheritance, State, copied
@@ -178,7 +179,7 @@ def test_a_departing_peer_hands_over_what_it_moved(swarm: FakeSwarm) -> None:
     training.inherited = lambda samples: setattr(training, "counted", training.counted + samples)  # type: ignore
     opt._update._take(Inheritance(12, encoded(given, "none")))  # type: ignore[attr-defined]
     assert torch.equal(vector(model), before)
-    contribution = opt._update._contribution()  # type: ignore[attr-defined]
+    contribution = opt._update._contribution(opt._update._keep())  # type: ignore[attr-defined]
     assert contribution.samples == 16
     own = np.zeros(numel, np.float32)
     opt._reference.displacement(own)
@@ -245,6 +246,48 @@ def test_what_is_moved_behind_a_round_stays_on_top(swarm: FakeSwarm, keep: float
     assert opt.epoch == 1
     assert torch.allclose(vector(model), expected + keep * since, atol=1e-6)
     assert opt._training.samples() == 4
+    opt.close(0)
+
+
+def test_local_steps_go_on_while_an_outer_step_is_prepared(
+    swarm: FakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With overlap the result is decoded, and the outer step taken and hashed, on another thread."""
+    stepped: list[str] = []
+
+    def noted(*args: Any) -> None:
+        stepped.append(threading.current_thread().name)
+        outer_step(*args)
+
+    monkeypatch.setattr("p2pavg.optim.outer.reference.outer_step", noted)
+    model = net()
+    opt = wrap(model, outer=Outer(overlap=2))
+    train(model, opt, range(12))
+    assert opt.epoch >= 2
+    assert all(name.startswith("p2pavg-outer") for name in stepped), stepped
+    opt.close(0)
+
+
+def test_an_average_that_could_not_be_prepared_is_taken_all_the_same(
+    swarm: FakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What raises beside local steps is tried again on the training thread: no average is lost."""
+    failures = [MemoryError("no room for the average")]
+
+    def failing(*args: Any) -> Any:
+        if failures and threading.current_thread() is not threading.main_thread():
+            raise failures.pop()
+        return prepared(*args)
+
+    monkeypatch.setattr("p2pavg.optim.outer.update.prepared", failing)
+    model = net()
+    opt = wrap(model, outer=Outer(overlap=2, keep_local=0.0))
+    train(model, opt, range(4))
+    opt._update.settle()
+    assert not failures
+    assert opt.epoch == 1
+    expected, _ = alone([[[0, 1, 2, 3]]], Outer())
+    assert torch.allclose(vector(model), expected, atol=1e-6)
     opt.close(0)
 
 
@@ -320,7 +363,7 @@ def test_discard_drops_what_was_inherited_too(swarm: FakeSwarm) -> None:
     opt._update._take(Inheritance(8, encoded(given, "none")))  # type: ignore[attr-defined]
     opt.discard()
     train(model, opt, range(1))
-    contribution = opt._update._contribution()  # type: ignore[attr-defined]
+    contribution = opt._update._contribution(opt._update._keep())  # type: ignore[attr-defined]
     own = np.zeros_like(given)
     opt._reference.displacement(own)
     assert contribution.samples == 4
