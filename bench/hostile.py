@@ -2,7 +2,8 @@
 
 Peers of a closed run train; after some quiet epochs, that many connections are kept open to one of them, and
 each is replaced when it is cut: a third sends garbage, a third nothing, a third one byte a second of a right
-beginning. With --requests, so many strangers a second ask that peer, which relays, for a tunnel, instead.
+beginning. With --requests, strangers ask that peer instead: so many times a second for a tunnel, as it
+relays, and as often something of the table over TCP, which it looks up and signs.
 Prints the median seconds of an epoch without and with them.
 """
 
@@ -29,6 +30,9 @@ from p2pavg.bench.machine import environment
 from p2pavg.bench.toy import Epoch, ToyTrainer
 from p2pavg.bench.workers import Workers, serve, start_peer
 from p2pavg.credentials import new_secret
+from p2pavg.membership.table.address import pack_address
+from p2pavg.membership.table.carrying import streams
+from p2pavg.membership.table.wire import NO_TOKEN, TRANSACTION_BYTES, Flag, RequestKind, encode
 from p2pavg.transport.links import handshake
 from p2pavg.transport.ways.relay import TOKEN_BYTES
 
@@ -169,6 +173,89 @@ class Askers(threading.Thread):
             sock.close()
 
 
+class TableAskers(threading.Thread):
+    """Asks the table over TCP, over a few connections that are opened anew when they are cut."""
+
+    CONNECTIONS = 8
+
+    def __init__(self, address: tuple[str, int], per_second: int) -> None:
+        super().__init__(daemon=True)
+        self.address, self.per_second = address, per_second
+        self.stopping = False
+        self.sent = self.opened = self.answered_bytes = 0
+        self._socks: list[socket.socket] = []
+
+    def run(self) -> None:
+        """Until told to stop."""
+        began = time.monotonic()
+        while not self.stopping:
+            while len(self._socks) < self.CONNECTIONS:
+                self._open()
+            due = int((time.monotonic() - began) * self.per_second) - self.sent
+            for _ in range(max(0, due)):
+                self._ask(self._socks[self.sent % len(self._socks)])
+                self.sent += 1
+            for sock in list(self._socks):
+                self._drain(sock)
+            time.sleep(0.01)
+        for sock in self._socks:
+            sock.close()
+
+    def _open(self) -> None:
+        sock = socket.create_connection(self.address)
+        sock.setblocking(False)
+        sock.send(streams.head(0))
+        self._socks.append(sock)
+        self.opened += 1
+
+    def _ask(self, sock: socket.socket) -> None:
+        """Who is near to some id, with a proof of who answers: the dearest that a stranger may ask for."""
+        target, me, transaction = os.urandom(20), os.urandom(20), os.urandom(TRANSACTION_BYTES)
+        asked = pack_address(self.address)
+        datagram = encode(RequestKind.FIND, Flag.PROVE, transaction, me, NO_TOKEN, [target], asked=asked)
+        with contextlib.suppress(OSError):  # it reads more slowly than this writes
+            sock.send(streams.pack_frame(datagram))
+
+    def _drain(self, sock: socket.socket) -> None:
+        try:
+            while data := sock.recv(1 << 16):
+                self.answered_bytes += len(data)
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._socks.remove(sock)
+        sock.close()
+
+
+class Attack:
+    """What befalls one peer, from now until its end."""
+
+    def __init__(self, address: tuple[str, int], args: argparse.Namespace) -> None:
+        self._connections: Hostile | Askers
+        self._table: TableAskers | None = None
+        if args.requests:
+            self._connections = Askers(address, args.requests)
+            self._table = TableAskers(address, args.requests)
+            self._table.start()
+        else:
+            self._connections = Hostile(address, args.connections)
+        self._connections.start()
+
+    def end(self) -> dict[str, Any]:
+        """Stop it. What it did."""
+        made, table = self._connections, self._table
+        made.stopping = True
+        made.join()
+        told: dict[str, Any] = {"opened": made.opened, "cut": made.cut, "at_once": made.most}
+        if table is not None:
+            table.stopping = True
+            table.join()
+            asked = {"sent": table.sent, "connections": table.opened, "answered_bytes": table.answered_bytes}
+            told["table"] = asked
+        return told
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Epochs before, under and after the attack."""
     argv = [sys.executable, "-m", "bench.hostile", "--worker"]
@@ -181,19 +268,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         until = 3
         workers.all(deadline_s=DEADLINE_S, do="train", until=until)
         for phase in ("before", "under", "after"):
-            attack: Hostile | Askers | None = None
-            if phase == "under" and args.requests:
-                attack = Askers((host, int(port)), args.requests)
-            elif phase == "under":
-                attack = Hostile((host, int(port)), args.connections)
-            if attack is not None:
-                attack.start()
+            attack = Attack((host, int(port)), args) if phase == "under" else None
             until += args.epochs
             phases[phase] = workers.all(deadline_s=DEADLINE_S, do="train", until=until)
             if attack is not None:
-                attack.stopping = True
-                attack.join()
-                told = {"opened": attack.opened, "cut": attack.cut, "at_once": attack.most}
+                told = attack.end()
     medians = {
         phase: statistics.median(s for answer in answers for s in answer["seconds"])
         for phase, answers in phases.items()
@@ -217,7 +296,9 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--connections", type=int, default=1000)
-    parser.add_argument("--requests", type=int, default=0, metavar="PER_SECOND", help="for a tunnel")
+    parser.add_argument(
+        "--requests", type=int, default=0, metavar="PER_SECOND", help="of the relay and of the table"
+    )
     parser.add_argument("--peers", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=12, help="measured, in each of the three phases")
     parser.add_argument("--steps", type=int, default=10, help="of each peer in an epoch")

@@ -18,12 +18,12 @@ def same_training() -> str:
     return table(head, [row]) + f"\n`demo.json`; `seeds.json`: {measured(seeds)}.\n"
 
 
-SECURITY = ("hostile", "encrypted", "line_rate_encrypted")
+SECURITY = ("hostile", "hostile_requests", "encrypted", "line_rate_encrypted")
 
 
 def security() -> str:
     """Training under hostile connections, and what encryption costs."""
-    hostile, loopback, lab = (result(name) for name in SECURITY)
+    hostile, requests, loopback, lab = (result(name) for name in SECURITY)
     rows: list[Row] = []
     if hostile is not None:
         words = f"longest epoch with {hostile['connections']:,} hostile connections, over the median without"
@@ -32,6 +32,10 @@ def security() -> str:
         rows.append(
             ["memory that they took, most of any peer", "", f"{grown / 1e6:.0f} MB", measured(hostile)]
         )
+    if requests is not None:
+        words = f"epoch with {requests['requests_per_second']:,} requests a second of the relay, and as many "
+        words += "of the table over TCP, over one without, medians"
+        rows.append([words, "≤ 1.1", f"{requests['ratio']:.2f}", measured(requests)])
     if loopback is not None:
         rate, cpu = loopback["rate_over_plain"], loopback["cpu_seconds_per_gb_more"]
         rows.append(
