@@ -4,8 +4,10 @@ python -m bench.monitor_cost --peers 4 --turns 8 --seconds 10 [--pages 3] [--jso
 
 With --pages the monitor serves its page, and so many clients listen to it as browsers do.
 
-Peers sleep as long as an accelerator would compute. Each turn counts the epochs' samples and seconds that the
-first peer reports while a monitor process looks on, then while none does; each turn in the other order.
+Peers sleep as long as an accelerator would compute. A turn is two windows over the same training, one while a
+monitor process looks on and one while none does; each turn has them in the other order. A window's figure is
+the median of its epochs' samples per second, which what else the machine does for a moment leaves alone; the
+result is the mean over the turns of how much slower the watched window was, with its 95% interval.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import socket
 import statistics
@@ -26,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from p2pavg.bench.machine import environment
+from p2pavg.bench.outer.verb import interval
 from p2pavg.bench.workers import Workers
 
 RUN = "bench-rounds"
@@ -82,15 +86,13 @@ def drain(connection: socket.socket) -> None:
 
 
 def pace(path: Path, begin: float, end: float) -> float:
-    """Samples per second of whole epochs between two times, mean over the peers that report."""
-    sums: dict[str, list[float]] = {}
+    """Samples per second between two times: the median of whole epochs, mean over the peers that report."""
+    rates: dict[str, list[float]] = {}
     for line in path.read_text().splitlines():
         report = json.loads(line)
         if begin <= report["finished_at"] - report["seconds_total"] and report["finished_at"] <= end:
-            row = sums.setdefault(report["peer"], [0.0, 0.0])
-            row[0] += report["samples"]
-            row[1] += report["seconds_total"]
-    return statistics.mean(samples / seconds for samples, seconds in sums.values())
+            rates.setdefault(report["peer"], []).append(report["samples"] / report["seconds_total"])
+    return statistics.mean(map(statistics.median, rates.values()))
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -127,15 +129,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                         (with_one if watched else without).append(pace(path, begin, end))
             for worker in workers.workers:
                 worker.process.kill()
-    ratios = [one / other for one, other in zip(with_one, without, strict=True)]
+    losses = [100 * (1 - one / other) for one, other in zip(with_one, without, strict=True)]
     return {
         "peers": args.peers,
         "turns": args.turns,
         **({"pages": args.pages} if args.pages else {}),
         "samples_per_second_watched": with_one,
         "samples_per_second_alone": without,
-        "loss_percent_median": 100 * (1 - statistics.median(ratios)),
-        "loss_percent_mean": 100 * (1 - statistics.mean(with_one) / statistics.mean(without)),
+        "loss_percent_median": statistics.median(losses),
+        "loss_percent_mean": statistics.mean(losses),
+        "loss_percent_interval": interval(losses),
         "control_spread_percent": 100 * statistics.pstdev(without) / statistics.mean(without),
         "member_cpu_share_watched": statistics.median(cpu["watched"]),
         "member_cpu_share_alone": statistics.median(cpu["alone"]),
@@ -157,10 +160,12 @@ def main() -> int:
     parser.add_argument("--json", metavar="PATH")
     args = parser.parse_args()
     result = measure(args)
+    low, high = result["loss_percent_interval"] or (-math.inf, math.inf)
     print(
         f"{args.peers} peers, {args.turns} turns of {args.seconds:.0f} s each: with a monitor "
-        f"{result['loss_percent_median']:+.2f}% slower (median; mean {result['loss_percent_mean']:+.2f}%); "
-        f"turns without one spread by {result['control_spread_percent']:.2f}%\n"
+        f"{result['loss_percent_mean']:+.2f}% slower (95%: {low:+.2f} to {high:+.2f}%; median "
+        f"{result['loss_percent_median']:+.2f}%); windows without one spread by "
+        f"{result['control_spread_percent']:.2f}%\n"
         f"of a core: a member {100 * result['member_cpu_share_watched']:.2f}% with and "
         f"{100 * result['member_cpu_share_alone']:.2f}% without, the monitor "
         f"{100 * result['monitor_cpu_share']:.2f}%"
