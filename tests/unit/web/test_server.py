@@ -70,6 +70,13 @@ def test_the_page_is_small_and_makes_text_of_text() -> None:
             assert word not in file.read_text(), file
 
 
+def test_modules_are_fetched_at_once() -> None:
+    """The page names each of them, and so a browser does not find one in the other, a request at a time."""
+    index = (PAGE / "index.html").read_text()
+    for file in PAGE.glob("*.js"):
+        assert f'"page/{file.name}"' in index, file.name
+
+
 async def test_it_takes_nothing() -> None:
     """Only GET and HEAD are understood."""
     async with serving() as (_, client):
