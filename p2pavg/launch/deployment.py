@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from p2pavg.credentials import Authority
 from p2pavg.errors import ConfigurationError, P2PAvgError
 from p2pavg.launch import wheel
+from p2pavg.launch.code import packed
 from p2pavg.launch.emit import inside
 from p2pavg.launch.fleet import Fleet
 from p2pavg.launch.record import Record
@@ -114,10 +115,11 @@ class Deployment:
         self, machines: Sequence[MachineEntry], script: Path, wheels: Wheels | None
     ) -> list[MachineEntry]:
         """Install everything on all machines at once; those on which that came about."""
-        ready = self._fleet.each(machines, lambda machine: self._prepare_one(machine, script, wheels))
+        code = packed(self._swarm.directory, script)
+        ready = self._fleet.each(machines, lambda machine: self._prepare_one(machine, code, wheels))
         return [machine for machine in machines if machine.name in ready]
 
-    def _prepare_one(self, machine: MachineEntry, script: Path, wheels: Wheels | None) -> bool:
+    def _prepare_one(self, machine: MachineEntry, code: bytes, wheels: Wheels | None) -> bool:
         swarm, remote = self._swarm, self._fleet.remotes[machine.name]
         if (state := remote.state()).get("alive"):
             raise MachineError(
@@ -126,7 +128,7 @@ class Deployment:
         if state.get("state") in LIVED:
             remote.stop()  # a peer whose keeper was killed may live on
         remote.install(machine.python, wheels, swarm)
-        remote.copy(swarm.directory, script)
+        remote.copy(code)
         remote.set_up(swarm.setup, INSTALL_S)
         return True
 

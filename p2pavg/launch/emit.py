@@ -14,7 +14,7 @@ from p2pavg.credentials import Authority
 from p2pavg.errors import ConfigurationError, P2PAvgError
 from p2pavg.launch import compose, pip, sky
 from p2pavg.launch import wheel as wheels
-from p2pavg.launch.remote import packed
+from p2pavg.launch.code import packed
 from p2pavg.launch.swarm_file import SwarmFile
 
 NEEDS = {"docker": "Docker, with its compose plugin", "sky": "SkyPilot (pip install skypilot)"}
@@ -98,6 +98,8 @@ class Emission:
         """Copy the code; the script's path in it."""
         directory = self._swarm.directory
         try:
+            # Variables of the environment stand in the files there, too: that folder is its owner's alone.
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             code = self._folder / "code"
             if code.exists():
                 shutil.rmtree(code)

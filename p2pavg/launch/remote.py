@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shlex
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -23,10 +21,7 @@ STEP_S = 120.0
 KEEPER_S = 30  # for a keeper to have started its peer
 OTHER_S = 900  # for another launch, which installs into the same folder, to be through
 LEAVES_S = 90.0  # that a peer may take: more than the default notice
-LEFT_OUT = {".git", ".venv", "venv", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 LIVED = ("running", "crashed", "away")  # states that a keeper wrote which was killed afterwards
-SECRETS = {".credentials", ".secret"}  # of files that stay here
-EMITTED = {".docker", ".sky"}  # of folders that `launch --to` writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +64,11 @@ class Remote:
         described = f"{carried} {' '.join(swarm.packages)}"
         if before.strip() == described.strip():
             return
-        self.ssh.send(f"cat > {self._folder}/{wheel.name}", wheel.read_bytes(), INSTALL_S)
+        self.ssh.send(f"cat > {self._folder}/{shlex.quote(wheel.name)}", wheel.read_bytes(), INSTALL_S)
         wanted = " ".join(shlex.quote(package) for package in swarm.packages)
-        command = "venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check"
+        # The script is the shell's input: nothing may read from there, or ask.
+        command = "< /dev/null venv/bin/python -m pip install --no-input --quiet --no-compile"
+        command += " --disable-pip-version-check"
         no_venv = (
             f"{python} there makes no virtual environment: install its module venv (Debian, Ubuntu: apt "
             "install python3-venv), or name another with python="
@@ -131,9 +128,9 @@ class Remote:
             f"set -e\nmkdir -p {self._folder}/code\ncp {other._folder}/python {self._folder}/python", STEP_S
         )
 
-    def copy(self, directory: Path | None, script: Path) -> None:
-        """Bring the code there: a directory, or the script alone. Raises MachineError."""
-        self.ssh.send(f"tar -xzf - -C {self._folder}/code", packed(directory, script), INSTALL_S)
+    def copy(self, code: bytes) -> None:
+        """Bring the code there, as `code.packed` makes it. Raises MachineError."""
+        self.ssh.send(f"tar -xzf - -C {self._folder}/code", code, INSTALL_S)
 
     def set_up(self, commands: Sequence[str], timeout: float) -> None:
         """Run the user's commands in the code, with the environment's programs first. Raises MachineError."""
@@ -258,25 +255,3 @@ _ORPHAN = (
     'if [ -n "$P" ] && [ "$(readlink "/proc/$P/cwd")" = "$(pwd -P)/code" ]; then kill -TERM "$P"; '
     'i=0; while kill -0 "$P" 2>/dev/null && [ $i -lt 900 ]; do sleep 0.1; i=$((i+1)); done; fi'
 )
-
-
-def packed(directory: Path | None, script: Path, without: Path | None = None) -> bytes:
-    """A compressed tar of a directory, without what belongs to this machine, secrets and the folder
-    `without`, or of the script alone.
-    """
-    made = io.BytesIO()
-    if directory is None:
-        with tarfile.open(fileobj=made, mode="w:gz") as tar:
-            tar.add(script, script.name)
-        return made.getvalue()
-
-    def wanted(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        path = Path(entry.name)
-        emitted = any(Path(part).suffix in EMITTED for part in path.parts)
-        if emitted or LEFT_OUT & set(path.parts) or path.suffix in SECRETS:
-            return None
-        return None if without is not None and (directory / path).resolve() == without.resolve() else entry
-
-    with tarfile.open(fileobj=made, mode="w:gz") as tar:
-        tar.add(directory, ".", filter=wanted)
-    return made.getvalue()

@@ -166,7 +166,7 @@ def load(path: Path) -> SwarmFile:
         install=checked.get("install", True),
         wheel=_path(checked, "wheel", beside),
         pip=_pip(checked.get("pip", {}), f"{path}: pip"),
-        packages=_texts(checked, "packages", str(path)),
+        packages=_packages(checked, str(path)),
         constraints=_file(checked, "constraints", path),
         checkpoints=checked.get("checkpoints"),
         directory=_directory(checked, path),
@@ -231,6 +231,17 @@ def _texts(given: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     if not all(isinstance(value, str) and "\0" not in value for value in values):
         raise ConfigurationError(f"{where}: {key!r} is a list of texts")
     return tuple(values)
+
+
+def _packages(given: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    packages = _texts(given, "packages", where)
+    for package in packages:
+        if package.startswith("-") or not package.isprintable():
+            raise ConfigurationError(
+                f"{where}: packages: {package!r} is none; options of pip stand in 'pip', versions in "
+                "'constraints'"
+            )
+    return packages
 
 
 def _check_environment(environment: Mapping[str, Any], where: str) -> None:

@@ -80,7 +80,10 @@ def made(folder: Path) -> Wheels:
     roots = (Path(p2pavg.__file__).resolve().parents[1], Path.cwd())
     root = next((root for root in roots if (root / "csrc" / "pump").is_dir()), None)
     if root is None:
-        return Wheels([repacked(metadata.distribution("p2pavg"), folder)])
+        try:
+            return Wheels([repacked(metadata.distribution("p2pavg"), folder)])
+        except OSError as error:
+            raise P2PAvgError(f"the wheel cannot be built ({error})") from None
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--disable-pip-version-check"]
     try:
         done = subprocess.run(
