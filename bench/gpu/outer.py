@@ -76,16 +76,20 @@ class Trainer:
         )
         return self.opt
 
+    def step(self) -> None:
+        """One local step, as far as the host is concerned."""
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = self.model(self.words)
+        loss.backward()
+        self.opt.step()
+        self.opt.zero_grad()
+
     def block(self, steps: int) -> float:
-        """Seconds of so many steps, the device synchronised."""
+        """Seconds of so many steps, the device synchronised before and after."""
         torch.cuda.synchronize()
         begun = time.perf_counter()
         for _ in range(steps):
-            with torch.autocast("cuda", torch.bfloat16):
-                loss = self.model(self.words)
-            loss.backward()
-            self.opt.step()
-            self.opt.zero_grad()
+            self.step()
         torch.cuda.synchronize()
         return time.perf_counter() - begun
 
@@ -166,11 +170,15 @@ def _replica(index: int, args: argparse.Namespace, barrier: Any, addresses: Any,
     plain_steps = [plain_step()]
     barrier.wait(DEADLINE_S)
     while opt.epoch < args.fragments:  # the first outer step allocates
-        trainer.block(1)
-    began, steps = time.perf_counter(), 0
+        trainer.step()
+    torch.cuda.synchronize()
+    began, steps, longest = time.perf_counter(), 0, [0.0]
     while opt.epoch < args.fragments * (1 + args.turns):
-        trainer.block(1)
+        before = time.perf_counter()
+        trainer.step()
+        longest.append(time.perf_counter() - before)
         steps += 1
+    torch.cuda.synchronize()
     swarm_step = (time.perf_counter() - began) / steps
     plain_steps.append(plain_step())
     whole = [report for report in reports if report.members]
@@ -180,6 +188,7 @@ def _replica(index: int, args: argparse.Namespace, barrier: Any, addresses: Any,
             "plain_seconds_per_step": plain_steps,
             "swarm_seconds_per_step": swarm_step,
             "steps": steps,
+            "longest_steps": sorted(longest)[-6:],
             "members": [len(report.members) for report in whole],
             "theta": {report.epoch: report.extra.get("theta_sha256_low") for report in whole},
             "bytes_sent": sum(link.wire_bytes_sent for report in whole for link in report.links),
