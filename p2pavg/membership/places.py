@@ -124,6 +124,10 @@ class Places:
         self._start(peer_id, near)
         return True
 
+    def asks_inside(self, peer_id: bytes) -> bool:
+        """Whether a peer behind the same router is being asked where it is inside, to be dialled there."""
+        return peer_id in self._proving and peer_id in self._asked_inside
+
     def missed(self, info: PeerInfo) -> None:
         """The peer was dialled in vain at all addresses."""
         for host, _ in info.addresses:

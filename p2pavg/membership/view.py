@@ -151,7 +151,7 @@ class View:
         member = self._roster.members.get(info.peer_id)
         if not found and member is not None:
             self._places.prove(info, member.held)
-        if member is not None and not info.client_only:
+        if member is not None and not info.client_only and not self._places.asks_inside(info.peer_id):
             # A machine may not know of an address that it has, as one of the other family; whoever named
             # it as a way in does.
             homes = [contact.address for contact in self._places.contacts([member])]

@@ -205,9 +205,11 @@ def behind_one_router(theirs: Sequence[Address], own: Sequence[Address]) -> list
     """Their addresses inside of a network that both are in: who is seen at one address outside stands behind
     one router. Few routers lead a connection to their own outside address back inside.
     """
-    if not theirs or not own or theirs[0][0] != own[0][0]:
+    if not theirs or not own:
         return []
-    outside = theirs[0][0]
+    outside = own[0][0] if own[0][0] in {host for host, _ in theirs} else theirs[0][0]
+    if outside not in {host for host, _ in own}:
+        return []
     return [
         a for a in theirs if a[0] != outside and family_of(a[0]) == family_of(outside) and is_private(a[0])
     ]

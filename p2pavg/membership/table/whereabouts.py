@@ -120,14 +120,18 @@ def announceable(
     families = {family_of(host) for host in outside}
     own = [host for host in own if not is_loopback(host) and not is_link_local(host)]
     unseen = [host for host in own if family_of(host) not in families]
-    direct = [(host, port) for host in (*outside, *unseen)]
     led: list[Address] = []
+    given: set[str] = set()  # where others got through to the port that the router leads here
     if mapped is not None:
         # Behind a second router the gateway's own outside address is not the one that others see.
-        by_others = [(host, mapped[1]) for host in outside if family_of(host) == family_of(mapped[0])]
+        translated = [host for host in outside if host not in own and family_of(host) == family_of(mapped[0])]
+        by_others = [(host, mapped[1]) for host in translated]
         led = [address for address in by_others if tried.get(address)]
+        given = {host for host, _ in led}
         if not led and not any(address in tried for address in by_others):
             led = [mapped]
+    # Whoever answers at such a router's other ports is another machine inside.
+    direct = [(host, port) for host in (*outside, *unseen) if host not in given]
     found = list(dict.fromkeys([*led, *direct]))
     works = [address for address in found if tried.get(address, True)]
     if not works:

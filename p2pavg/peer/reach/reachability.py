@@ -101,6 +101,10 @@ class OwnAddresses:
         if self._settled:
             return
         await self.mapped()
+        if self._dht.mapped is not None:
+            await (
+                self._dht.reviewed()
+            )  # its questions come from another port now, and who was asked is to know
         self._moved = False
         found = await self._dht.check_reachability()
         self._judge(found)

@@ -27,10 +27,11 @@ GIVEN = (OUT, 4242)
         ([OUT], [OUT], None, {}, [(OUT, PORT)]),
         ([OUT], [LAN], None, {}, [(OUT, PORT), (LAN, PORT)]),
         ([OUT], [LAN], GIVEN, {}, [GIVEN, (OUT, PORT), (LAN, PORT)]),
-        # what does not work is left out, of the ways outside
+        # what does not work is left out, of the ways outside, and the router's port that leads to a neighbour
         ([OUT], [LAN], GIVEN, {GIVEN: True, (OUT, PORT): False}, [GIVEN, (LAN, PORT)]),
         ([OUT], [LAN], GIVEN, {GIVEN: False, (OUT, PORT): True}, [(OUT, PORT), (LAN, PORT)]),
-        ([OUT], [LAN], GIVEN, {GIVEN: True, (OUT, PORT): True}, [GIVEN, (OUT, PORT), (LAN, PORT)]),
+        ([OUT], [LAN], GIVEN, {GIVEN: True, (OUT, PORT): True}, [GIVEN, (LAN, PORT)]),
+        ([LAN, OUT], [LAN], GIVEN, {(LAN, 4242): True, GIVEN: True, (LAN, PORT): True}, [GIVEN, (LAN, PORT)]),
         # nobody gets through: it is told where the peer is seen, and nothing about its inside
         ([OUT], [LAN], None, {(OUT, PORT): False}, [(OUT, PORT)]),
         # the gateway stands behind another one, which leads everything to it

@@ -75,7 +75,14 @@ async def test_a_name_leads_to_all_its_addresses(monkeypatch: pytest.MonkeyPatch
             [(OUT, 1), ("192.168.1.6", PORT)],
             ["192.168.1.5"],
         ),
+        ([(OUT, 4242), ("192.168.1.5", PORT)], [("192.168.1.6", PORT), (OUT, 1)], ["192.168.1.5"]),
+        ([("192.168.1.5", PORT), (OUT, 4242)], [(OUT, 1), ("192.168.1.6", PORT)], ["192.168.1.5"]),
         ([(OUT, 4242), ("192.168.1.5", PORT)], [("198.51.100.4", 1)], []),  # another home
+        (
+            [(OUT, 4242), ("192.168.1.5", PORT)],
+            [("198.51.100.4", 1), ("192.168.1.5", PORT)],
+            [],
+        ),  # numbered alike
         ([(OUT, 4242), ("198.51.100.9", PORT)], [(OUT, 1)], []),  # announced, and no home's
         ([(OUT, 4242), ("fd00::5", PORT)], [(OUT, 1)], []),
         ([], [(OUT, 1)], []),
