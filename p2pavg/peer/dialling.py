@@ -122,11 +122,17 @@ class Dialler:
         if self._closed:
             return
         now = time.monotonic()
+        silent = {*silent, *self._silent_helpers()}
         self._silent_since = {peer: self._silent_since.get(peer, now) for peer in silent}
         for peer_id, since in self._silent_since.items():
             if now - since >= SILENT_S and peer_id not in self._dials and self._can_be_tried(peer_id):
                 self._start(peer_id, anew=True)
         self._look_for_gaps(now)
+
+    def _silent_helpers(self) -> list[bytes]:
+        """Those that only help send no heartbeats; but their links carry pings each second."""
+        others = [link for link in self._endpoint.links.values() if not trains(link.hello)]
+        return [link.peer_id for link in others if link.dialled and link.quiet_s >= SILENT_S]
 
     def link_down(self, link: Link) -> None:
         """Note how long the link lasted, which has just ended."""
@@ -174,7 +180,7 @@ class Dialler:
 
     def _can_be_tried(self, peer_id: bytes) -> bool:
         info = self._view.peers.get(peer_id)
-        return info is not None and info.role == "trainer" and self._is_wanted(info)
+        return info is not None and self._is_wanted(info)
 
     def _look_for_gaps(self, now: float) -> None:
         links = self._endpoint.links

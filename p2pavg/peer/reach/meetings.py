@@ -253,11 +253,12 @@ class Meetings:
         """coordinated: the word came from a member, which has seen the other side's port, and is to see ours.
         Else the other side speaks for itself: its streams come from where its link does.
         """
-        family = family_of(offer.at[0][0])
+        family, rtt_s = family_of(offer.at[0][0]), offer.rtt_s
         try:
             if coordinated:
                 at = self._seen_from(link, family)
             else:
+                rtt_s = min(rtt_s, 2 * link.rtt + punching.LEAST_BURST_S)
                 found = self._observer(family, offer.observer)
                 at = None if found is None else found[1]
             if at is None:
@@ -277,8 +278,8 @@ class Meetings:
                 return
             link.reply(message, {"t": PUNCH, "at": [list(address) for address in mine]})
             try:
-                await asyncio.sleep(offer.rtt_s / 2)  # the answer arrives, and the other side dials too
-                sock = await port.meet(targets, offer.rtt_s, speaks=False)
+                await asyncio.sleep(rtt_s / 2)  # the answer arrives, and the other side dials too
+                sock = await port.meet(targets, rtt_s, speaks=False)
             except (P2PAvgError, OSError, TimeoutError) as error:
                 logger.debug("who asked over the link to %s was not met: %s", short_id(link.peer_id), error)
                 return

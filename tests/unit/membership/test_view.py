@@ -9,7 +9,7 @@ import pytest
 from p2pavg.errors import AddressInUseError, ConfigurationError, UnreachableError
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT, PeerInfo, View, key_of
-from p2pavg.membership.table.address import interface_addresses, parse_addresses
+from p2pavg.membership.table.address import interface_addresses, parse_addresses, wildcard
 
 SOON_S = 4.0  # on a busy machine; a record lasts 15 s, and a view is read anew every five
 
@@ -75,6 +75,30 @@ async def test_a_newcomer_sees_all_and_is_seen_at_once() -> None:
         await announce_all(nodes, views)
         await until(views, lambda: all(len(view.peers) == 4 for view in views), SOON_S)
         assert set(views[0].peers) == {node.identity.peer_id for node in nodes[1:]}
+
+
+@pytest.mark.skipif(wildcard() != "::", reason="this system has no IPv6")
+async def test_a_peer_is_dialled_where_it_has_proven_itself_too() -> None:
+    """A machine may not know of the address by which another one found it, as one of the other family: it
+    announces something else, and is dialled there all the same.
+    """
+    one = await DHT.start(Identity.generate(), host="::", port=0)
+    two = await DHT.start(Identity.generate(), host="::", port=0, initial_peers=[("::1", one.port)])
+    views = [View(node, "r") for node in (one, two)]
+    try:
+        me = one.identity.peer_id
+        await views[0].announce(PeerInfo(me, (("192.0.2.1", one.port),)))
+        await views[1].refresh_now()
+        await views[1].announce(info_of(two))
+        await until(views, lambda: me in views[1].peers, SOON_S)
+        async with asyncio.timeout(SOON_S):
+            while views[1].addresses_to_dial(views[1].peers[me])[-1:] != [("::1", one.port)]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    finally:
+        for view in views:
+            view.close()
+        await two.stop()
+        await one.stop()
 
 
 async def test_a_change_reaches_everybody() -> None:

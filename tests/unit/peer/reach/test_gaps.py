@@ -218,6 +218,32 @@ async def test_a_newcomer_waits_for_the_meeting_that_a_helper_arranges() -> None
     dialler.close()
 
 
+async def test_a_silent_helper_is_dialled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No heartbeat comes from a node that only helps; when its pings do not come either, its link may be
+    dead. One that is heard is left alone.
+    """
+    info = SimpleNamespace(client_only=False, role="watcher", addresses=(("somewhere", 1),))
+    endpoint = Dialled()
+    link = SimpleNamespace(peer_id=A, hello={"role": "watcher"}, dialled=True, quiet_s=0.0)
+    endpoint.links = {A: link}
+    view: Any = SimpleNamespace(
+        peers={A: info}, addresses_to_dial=lambda info: info.addresses, missed=lambda info: None
+    )
+    nothing: Any = lambda *_: None  # noqa: E731
+    dialler = Dialler(endpoint, view, nothing, nothing, meet=nothing)  # type: ignore[arg-type]
+    now = time.monotonic()
+    monkeypatch.setattr("p2pavg.peer.dialling.time.monotonic", lambda: now)
+    for quiet_s in (0.0, SILENT_S, 2 * SILENT_S):
+        await asyncio.sleep(0)
+        assert endpoint.connects.empty()
+        link.quiet_s = quiet_s
+        dialler.beat(set())
+        now += SILENT_S
+    monkeypatch.undo()
+    assert await asyncio.wait_for(endpoint.connects.get(), 10) == ("somewhere", True)
+    dialler.close()
+
+
 async def test_only_a_quiet_link_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dialled anew, a link that speaks is kept, and one that is quiet gives way to the new one."""
     one, two = await Host().start(), await Host().start()

@@ -12,7 +12,7 @@ import pytest
 from p2pavg.credentials import Authority
 from p2pavg.errors import UnreachableError
 from p2pavg.membership.table.address import wildcard
-from p2pavg.peer.reach import meetings
+from p2pavg.peer.reach import errands, meetings
 from p2pavg.transport.links.carried import CountedSocket, Way
 from p2pavg.transport.links.streams import keeper as stream_keeper
 from p2pavg.transport.ways import hole
@@ -96,6 +96,7 @@ async def test_who_cannot_come_says_so_at_once(monkeypatch: pytest.MonkeyPatch) 
     without waiting for an answer that does not come.
     """
     monkeypatch.setattr(meetings, "PASS_S", 3600.0)
+    monkeypatch.setattr(errands, "PASS_S", 3600.0)
     monkeypatch.setattr(meetings.punching, "relay_after_s", lambda rtt_s: 3600.0)
     async with three() as (one, two, _):
 
