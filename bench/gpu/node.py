@@ -264,8 +264,10 @@ def compare(device: torch.device, steps: int, batch: int, turns: int, trace: Pat
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--turns", type=int, default=4, help="of two kept epochs each")
-    parser.add_argument("--batch", type=int, default=96, help="which keeps the device, not the host, busy")
+    parser.add_argument("--turns", type=int, default=3, help="of two kept epochs each")
+    parser.add_argument(
+        "--batch", type=int, default=160, help="so that the device, not the host, is busy all the time"
+    )
     parser.add_argument("--steps", type=int, nargs="*", default=[40], help="of an epoch")
     parser.add_argument(
         "--trace", type=Path, help="a folder for what torch's profiler sees around a boundary"
