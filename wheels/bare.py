@@ -15,6 +15,7 @@ from pathlib import Path
 from wheels.__main__ import ROOT
 
 MOST_S = 20.0  # that installing may take once torch and the other requirements are there
+EXTRAS = "monitor,plot"  # which the tests use, too
 # What reads sources of the package, of the C++ or of the documentation, or builds from them.
 OF_A_CHECKOUT = ("test_docs.py", "test_release.py", "test_security_page.py", "test_public_names.py")
 LOADED = (
@@ -56,9 +57,9 @@ def tried(wheel: Path, python: str, torch: str, tests: list[str], folder: Path) 
         text=True,
     )
     print(told.stdout.strip(), flush=True)
-    subprocess.run([*pip, *testing()], check=True, env=inside)
+    subprocess.run([*pip, *testing(), f"{wheel}[{EXTRAS}]"], check=True, env=inside)
     code = folder / "code"
-    for name in ("tests", "bench", "examples", "docs"):
+    for name in ("tests", "bench", "examples", "docs", "pages", "wheels"):
         shutil.copytree(ROOT / name, code / name, ignore=shutil.ignore_patterns("results", "__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", code)
     command = [venv / "bin" / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2"]

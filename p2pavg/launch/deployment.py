@@ -59,6 +59,8 @@ class Deployment:
                 "more, 'p2pavg launch stop' lets all leave"
             )
         machines = [machine for machine in swarm.machines if machine.name in states]
+        if not machines:
+            raise P2PAvgError("no machine of the file can be reached; nothing was started")
         authority = Authority.new(swarm.run) if swarm.closed else None
         secrets: tuple[str | None, str | None] = (None, None)
         if authority is not None:

@@ -35,8 +35,9 @@ class Rehearsal:
                 fleet.say(told[machine.name])
                 command = " ".join(["python", place, *arguments, *machine.arguments])
                 fleet.say(f"{machine.name}: would run '{command}'")
-        first = next((machine.name for machine in swarm.machines if machine.name in told), "none")
-        fleet.say(f"bootstrap node: {swarm.bootstrap or f'on {first}, port {swarm.bootstrap_port}'}")
+        if told:
+            node = swarm.bootstrap or f"on {next(iter(told))}, port {swarm.bootstrap_port}"
+            fleet.say(f"bootstrap node: {node}")
         fleet.say("nothing was started or installed")
         return int(len(told) < len(swarm.machines))
 

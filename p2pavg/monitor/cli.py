@@ -200,9 +200,22 @@ def _live() -> Iterator[Callable[[Shown], None]]:
 
 @contextmanager
 def _writing(path: str, mode: str = "w") -> Iterator[IO[str]]:
-    with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(open(path, mode, encoding="utf-8"))
-        except OSError as error:
-            raise ConfigurationError(f"cannot write {path!r}: {error.strerror}") from None
+    with _told_of(path):
+        file = _opened(path, mode)
+    try:
         yield file
+    finally:
+        with _told_of(path):  # the disk may be full by then
+            file.close()
+
+
+def _opened(path: str, mode: str) -> IO[str]:
+    return open(path, mode, encoding="utf-8")
+
+
+@contextmanager
+def _told_of(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {path!r}: {error.strerror}") from None

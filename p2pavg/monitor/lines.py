@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -10,6 +11,7 @@ from typing import IO, Any
 from p2pavg.errors import ConfigurationError
 from p2pavg.monitor.shown import Shown, run_line
 
+log = logging.getLogger("p2pavg.monitor")
 EVENTS_TOLD = 8  # in one line of JSON
 
 
@@ -35,6 +37,7 @@ class JsonLines:
     def __init__(self, file: IO[str]) -> None:
         self._file = file
         self._written: dict[int, int] = {}  # by epoch, how many members had told of it
+        self._full = False  # the disk, when the last line was written
 
     def write(self, frame: Mapping[str, Any]) -> None:
         """Append one line."""
@@ -42,8 +45,18 @@ class JsonLines:
         fresh = [one for one in rounds if self._written.get(one["epoch"]) != len(one["peers"])]
         self._written = {one["epoch"]: len(one["peers"]) for one in rounds}
         told = {**frame, "rounds": fresh, "events": frame["events"][-EVENTS_TOLD:]}
-        self._file.write(json.dumps(told, separators=(",", ":"), allow_nan=False) + "\n")
-        self._file.flush()
+        line = json.dumps(told, separators=(",", ":"), allow_nan=False) + "\n"
+        try:
+            self._file.write(f"\n{line}" if self._full else line)  # part of a line may be there
+            self._file.flush()
+        except BrokenPipeError:  # whoever read this has gone
+            raise
+        except OSError as error:
+            if not self._full:
+                log.warning("the file of --jsonl cannot be written (%s): it gets a gap", error.strerror)
+            self._full = True
+        else:
+            self._full = False
 
 
 def frames(path: str, run_id: str) -> Iterator[dict[str, Any]]:

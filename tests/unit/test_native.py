@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from p2pavg import codecs, native
 
+CHECKOUT = pytest.mark.skipif(native.sources() is None, reason="an installation has no sources")
 SCRIPT = """
 import numpy as np
 from p2pavg import codecs, native
@@ -108,6 +109,7 @@ def test_a_working_device_is_used(fake_cuda: types.ModuleType, monkeypatch: pyte
     assert native.cuda() is fake_cuda
 
 
+@CHECKOUT
 def test_a_cuda_module_of_other_sources_is_not_used(
     fake_cuda: types.ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -132,6 +134,7 @@ print(data.tobytes().hex())
 """
 
 
+@CHECKOUT
 def test_a_module_of_other_sources_is_not_used() -> None:
     """A native module from before an update of the checkout: the twin works in its place, and a warning and
     the doctor name the command that builds it.
@@ -144,6 +147,7 @@ def test_a_module_of_other_sources_is_not_used() -> None:
     assert "run 'make native'" in done.stderr
 
 
+@CHECKOUT
 @pytest.mark.skipif(not native.available(), reason="needs the native module")
 def test_the_build_and_the_package_agree_on_the_sources() -> None:
     """CMake and Python make the same digest of the same files."""

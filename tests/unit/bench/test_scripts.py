@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "bench").rglob("*.py"))
 WORKERS = [path for path in FILES if path.parent.name == "workers"]
+OTHERS = {"lightning", "transformers"}  # what some scripts are about, where developers' packages are not
 MODULES = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES if path not in WORKERS]
 
 
@@ -28,7 +29,12 @@ def imported(path: Path) -> set[str]:
 def test_every_script_is_a_module(name):
     """Importing any module of bench/ succeeds and leaves sys.path as it was."""
     before = list(sys.path)
-    importlib.import_module(name)
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in OTHERS:
+            raise
+        pytest.skip(f"{error.name} is not installed")
     assert sys.path == before
 
 

@@ -198,6 +198,7 @@ def test_a_login_shell_that_says_something(world: World, capsys: pytest.CaptureF
     assert "was not launched from here" in capsys.readouterr().err
     assert launch(world, str(world.script)) == 1
     assert "one: started" in capsys.readouterr().out
+    wait_for(world.folder / "one" / ".p2pavg" / "r" / "one" / "peer.log")
     assert launch(world, "logs") == 0
     assert capsys.readouterr().out == "up\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from p2pavg.monitor.lines import JsonLines
+from p2pavg.monitor.lines import JsonLines, frames
 from p2pavg.monitor.picture import Picture
 from p2pavg.monitor.shown import Shown
 from p2pavg.monitor.web import Page, recalled
@@ -167,3 +168,32 @@ def test_json_lines_hold_no_number_that_json_has_not() -> None:
     file = io.StringIO()
     JsonLines(file).write(picture.show(0.5).to_dict(1e9))
     assert "NaN" not in file.getvalue()
+
+
+class Disk(io.StringIO):
+    """A file on a disk that may be full: what is not flushed is lost, and half of a line may stay."""
+
+    full = False
+
+    def flush(self) -> None:
+        if self.full:
+            written = self.getvalue()
+            self.seek(len(written) - 20)
+            self.truncate()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_leaves_a_gap_in_the_history_and_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The monitor goes on, says so once, and what it writes when there is room again is read."""
+    disk = Disk()
+    written = JsonLines(disk)
+    for second in range(6):
+        disk.full = 2 <= second < 4
+        written.write(after_epochs(1).to_dict(1e9 + second))
+    assert caplog.text.count("the file of --jsonl cannot be written (No space left on device)") == 1
+    path = tmp_path / "run.jsonl"
+    path.write_text(disk.getvalue())
+    run_id = json.loads(disk.getvalue().splitlines()[0])["run_id"]
+    assert [frame["at"] - 1e9 for frame in frames(str(path), run_id)] == [0, 1, 4, 5]
