@@ -40,17 +40,20 @@ def bench(*arguments: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("pair", "early_syn", "way"),
+    ("pair", "early_syn", "rtt_ms", "way"),
     [
-        ("independent/port:independent/port", "reset", "punched"),
-        ("port/port:independent/address", "drop", "punched"),
-        ("port/port:independent/port", "reset", "relayed"),
+        ("independent/port:independent/port", "reset", 40, "punched"),
+        ("port/port:independent/address", "drop", 40, "punched"),
+        ("port/port:independent/port", "reset", 150, "relayed"),
     ],
 )
-def test_two_peers_pass_the_nats_that_can_be_passed(pair: str, early_syn: str, way: str) -> None:
-    """By simultaneous open, whatever becomes of an early SYN; where a port cannot be foreseen, by a relay."""
-    (found,) = bench("--pair", pair, "--early-syn", early_syn)
+def test_two_peers_pass_the_nats_that_can_be_passed(pair: str, early_syn: str, rtt_ms: int, way: str) -> None:
+    """By simultaneous open, whatever becomes of an early SYN; where a port cannot be foreseen, by a relay,
+    within three seconds (half as long again here, for a machine that is busy), 300 ms from each other, too.
+    """
+    (found,) = bench("--pair", pair, "--early-syn", early_syn, "--rtt-ms", str(rtt_ms))
     assert found["ways"][way] == found["tries"] == 2, found
+    assert found["seconds_median"] < 4.5, found
 
 
 @pytest.mark.timeout(200)
