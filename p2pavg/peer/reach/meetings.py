@@ -97,8 +97,11 @@ class Meetings:
     async def _punched(self, peer: bytes, helpers: Sequence[CommonMember]) -> bool:
         """Whether there is a link through the NATs now."""
         self._impassable.meets(peer, hosts_of(helpers))
+        tried: set[int] = set()  # families: through other members it would be the same NATs
         for helper in helpers[:MOST_WORDS]:
             for family in helper.families:
+                if family in tried:
+                    continue
                 try:
                     await self.punch(peer, helper, family)
                     return True
@@ -106,7 +109,7 @@ class Meetings:
                     logger.debug("peer %s was not told: %s", short_id(peer), error)
                 except (P2PAvgError, OSError, TimeoutError) as error:
                     logger.debug("peer %s was not met through the NATs: %s", short_id(peer), error)
-                    return False  # through other members it would be the same NATs
+                    tried.add(family)
         return False
 
     async def _relayed(self, peer: bytes, helpers: Sequence[CommonMember]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -141,10 +142,10 @@ async def test_another_member_is_asked_when_the_first_cannot_tell_the_other_side
         await second.close()
 
 
-@pytest.mark.skipif(wildcard() != "::", reason="this system has no IPv6")
-async def test_two_peers_linked_to_a_member_by_different_families_meet_by_a_common_one() -> None:
-    """One has its link to the member over IPv6, the other over IPv4: they meet over the family that both
-    have, at the address of it that the member announces.
+@asynccontextmanager
+async def of_two_families() -> AsyncIterator[list[Introduced]]:
+    """Two peers and a member that have both families; one has its link to the member over IPv6, the other
+    over IPv4, and the member announces both.
     """
     hosts = [await Introduced().start(listen_host="::") for _ in range(3)]
     one, two, member = hosts
@@ -154,12 +155,37 @@ async def test_two_peers_linked_to_a_member_by_different_families_meet_by_a_comm
     try:
         await one.endpoint.connect("::1", member.endpoint.port, timeout=20.0)
         await two.endpoint.connect("127.0.0.1", member.endpoint.port, timeout=20.0)
-        assert await one.introductions.meet(two.id)
-        await is_whole(one, two, Way.PUNCHED)
-        assert one.link_to(two).address[0] == "127.0.0.1"
+        yield hosts
     finally:
         for host in hosts:
             await host.close()
+
+
+@pytest.mark.skipif(wildcard() != "::", reason="this system has no IPv6")
+@pytest.mark.parametrize("passes", [4, 6])
+async def test_two_peers_of_both_families_meet_by_the_one_that_passes(
+    passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The family of the other side's link to the member comes first, and then the other one, at the address
+    that the member announces.
+    """
+    monkeypatch.setattr(meetings.punching, "relay_after_s", lambda rtt_s: 3600.0)
+    tried: list[int] = []
+    meet = Hole.meet
+
+    async def some(self: Hole, *args: Any, speaks: bool) -> CountedSocket:
+        family = 6 if self._family == socket.AF_INET6 else 4
+        tried.extend([family] if speaks else [])
+        if family != passes:
+            raise UnreachableError("not through these")
+        return await meet(self, *args, speaks=speaks)
+
+    monkeypatch.setattr(Hole, "meet", some)
+    async with of_two_families() as (one, two, _):
+        assert await one.introductions.meet(two.id)
+        assert tried[: 1 if passes == 4 else 2] == ([4] if passes == 4 else [4, 6])
+        await is_whole(one, two, Way.PUNCHED)
+        assert one.link_to(two).address[0] == ("127.0.0.1" if passes == 4 else "::1")
 
 
 @pytest.mark.parametrize(("through", "rest_s"), [(4, 0.5), (3, 60.0)])
