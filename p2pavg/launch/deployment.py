@@ -25,10 +25,11 @@ from p2pavg.launch.ssh import MachineError
 from p2pavg.launch.swarm_file import MachineEntry
 from p2pavg.launch.wheel import Wheels
 from p2pavg.membership.table.address import format_host_port
-from p2pavg.printable import counted, ending
+from p2pavg.printable import counted, ending, printable
 
 TABLE_S = 120.0  # for the peers that were started to be in the table
 LOOK_S = 1.0
+CRASHES = 2  # after which a peer is not waited for
 LINES = 100  # of a log
 WEB = "127.0.0.1:8033"  # where `watch` serves its page
 
@@ -183,11 +184,10 @@ class Deployment:
         started = self._fleet.each(
             machines, lambda machine: self._start_one(machine, record, authority, together)
         )
-        there = self._await_table(list(started), record, before)
-        for machine in machines:
-            if machine.name in started:
-                found = there.get(machine.name)
-                self._say(f"{machine.name}: {found or 'started, and not in the table yet; see its log'}")
+        running = [machine for machine in machines if machine.name in started]
+        there = self._await_table(running, record, before)
+        for machine in running:
+            self._say(f"{machine.name}: {there.get(machine.name) or self._why_missing(machine)}")
         missing = [machine.name for machine in machines if not there.get(machine.name)]
         told = f"{counted(len(machines) - len(missing), 'peer')} of {wanted} in the table"
         self._say(
@@ -215,22 +215,47 @@ class Deployment:
 
     # ------------------------------------------------------------------------------------ looking
 
-    def _await_table(self, names: Sequence[str], record: Record, before: int) -> dict[str, str]:
-        """Per machine whose peer is in the table: a line about it. before: peers that were there already, in
-        an open run, where nobody knows whose peer is whose.
+    def _await_table(self, machines: Sequence[MachineEntry], record: Record, before: int) -> dict[str, str]:
+        """Per machine whose peer is in the table: a line about it. Peers that end are not waited for. before:
+        peers that were there already, in an open run, where nobody knows whose peer is whose.
         """
+        names = [machine.name for machine in machines]
         deadline = time.monotonic() + TABLE_S
         found: dict[str, str] = {}
         while time.monotonic() < deadline:
-            found = self._in_table(names, record, self._table(record)[before:])
-            if len(found) == len(names):
+            found = self._in_table(names, record, self._table(record, machines)[before:])
+            missing = [machine for machine in machines if machine.name not in found]
+            if all(self._fleet.each(missing, self._has_ended).values()):
                 break
             time.sleep(LOOK_S)
         return found
 
-    def _table(self, record: Record) -> list[Mapping[str, Any]]:
-        """The peers of the run, as a machine that can see them tells."""
-        for machine in self._swarm.machines:
+    def _has_ended(self, machine: MachineEntry) -> bool:
+        """Whether nothing more is to come of a peer; of one that cannot be seen just now, something may."""
+        try:
+            return _ends(self._fleet.remotes[machine.name].state())
+        except MachineError:
+            return False
+
+    def _why_missing(self, machine: MachineEntry) -> str:
+        """What became of a peer that was started and is not in the table."""
+        remote = self._fleet.remotes[machine.name]
+        try:
+            state = remote.state()
+            last = remote.tail(1).strip()
+        except MachineError as error:
+            return f"started, and not seen since ({error})"
+        if state["alive"] and not _ends(state):
+            return "started, and not in the table yet; see its log"
+        return f"{_state(state)}{last and f'; its last words: {printable(last)}'}"
+
+    def _table(
+        self, record: Record, machines: Sequence[MachineEntry] | None = None
+    ) -> list[Mapping[str, Any]]:
+        """The peers of the run, as a machine that can see them tells. machines: that are asked; default: all
+        of the file, one after the other.
+        """
+        for machine in self._swarm.machines if machines is None else machines:
             for remote in (self._fleet.remote(machine, "bootstrap"), self._fleet.remotes[machine.name]):
                 try:
                     told = json.loads(remote.peers(record.run, record.bootstrap))
@@ -332,4 +357,9 @@ def _state(state: Mapping[str, Any]) -> str:
     code, restarts = state.get("exit_code"), state.get("restarts") or 0
     if code:
         told += f" ({ending(code)})"
-    return told + (f", restarted {restarts} times" if restarts else "")
+    return told + (f", restarted {counted(restarts, 'time')}" if restarts else "")
+
+
+def _ends(state: Mapping[str, Any]) -> bool:
+    """Whether a peer has ended, or does so each time that it is started."""
+    return not state["alive"] or (state.get("restarts") or 0) >= CRASHES

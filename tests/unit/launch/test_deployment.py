@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,8 +77,6 @@ def test_what_the_script_gets_is_what_the_file_says(world: World, capsys: pytest
 
 def wait_for(path: Path) -> None:
     """Until a file is there."""
-    import time
-
     deadline = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < deadline
@@ -103,8 +103,6 @@ def test_a_machine_that_ssh_does_not_get_into(
     world: World, capsys: pytest.CaptureFixture[str], ssh_says: str, sentence: str
 ) -> None:
     """One sentence says why and what to do; the other machine's peer runs, and stopping tells of it once."""
-    import re
-
     world.machine("one")
     world.says("x", ssh_says)
     world.swarm("one", "x", more="closed = false")
@@ -239,6 +237,22 @@ def test_a_launch_that_is_interrupted_can_be_stopped_and_made_again(
         assert not Path(f"/proc/{first['peer']}").exists()
     assert launch(world, "stop") == 0
     assert json.loads(node.read_text())["state"] == "left"
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_script_that_ends_is_not_waited_for(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A peer that ends, or crashes again and again, is told with its last words as soon as that is seen."""
+    monkeypatch.setattr(deployment, "TABLE_S", 3600.0)
+    monkeypatch.setattr(deployment, "LOOK_S", 0.0)
+    world.machine("one")
+    world.script.write_text(f"print('no such\\x1b[2J module')\nraise SystemExit({code})\n")
+    world.swarm("one", more="closed = false")
+    assert launch(world, str(world.script)) == 1
+    said = capsys.readouterr().out
+    how = "ended" if code == 0 else r"crashed \(ended with exit code 1\), restarted [0-9]+ times?"
+    assert re.search(rf"^one: {how}; its last words: no such \[2J module$", said, re.M), said
 
 
 def test_two_launches_of_one_run_at_once(world: World, capsys: pytest.CaptureFixture[str]) -> None:
