@@ -21,6 +21,7 @@ from p2pavg.credentials import new_secret, texts
 from p2pavg.errors import ConfigurationError, CredentialError, IncompatiblePeerError, UnreachableError
 from p2pavg.membership import DHT
 from p2pavg.membership.table.dialling_back import find_reachability
+from p2pavg.transport.links.endpoint import Endpoint
 from tests.ports import free_port
 from tests.swarm.scripts import Script, Terminal
 
@@ -119,8 +120,16 @@ def test_wrong_address(swarm):
         newcomer(nobody)
 
 
-def test_tcp_is_blocked(swarms, addresses, caplog):
+def test_tcp_is_blocked(swarms, addresses, caplog, monkeypatch):
     """Two peers that see each other over UDP alone: the newcomer says which port to open, and trains on."""
+    start = Endpoint.start
+
+    async def walled(*args, **options):
+        endpoint = await start(*args, **options)
+        await endpoint._listener.close()
+        return endpoint
+
+    monkeypatch.setattr(Endpoint, "start", walled)
     with newcomer(addresses["walled"], run_id="walled", announce=f"127.0.0.1:{free_port()}") as opt:
         assert opt.epoch == 0
         deadline = time.monotonic() + 60
