@@ -8,12 +8,15 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from p2pavg.errors import P2PAvgError, ProtocolError, UnreachableError
 from p2pavg.peer.reach import meetings
 from p2pavg.peer.reach.common import CommonMember
+from p2pavg.peer.runtime import Runtime
 from p2pavg.transport.links import handshake
 from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.carried import CountedSocket, Way
@@ -232,3 +235,16 @@ async def test_a_relay_that_answers_nonsense_is_left() -> None:
     async with server:
         with pytest.raises(ProtocolError, match="a relay that does not answer"):
             await end(server.sockets[0].getsockname()[1], b"t" * relay.TOKEN_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("wished", "measured", "relayed"),
+    [(None, None, 10e6), (None, 0.0, 10e6), (None, 80e6, 20e6), (5e6, 80e6, 5e6), (0.0, 80e6, 0.0)],
+)
+def test_a_quarter_of_the_upload_is_relayed(
+    wished: float | None, measured: float | None, relayed: float
+) -> None:
+    """Unless the user says how much: a quarter of what was measured, and 10 Mb/s before."""
+    driver = None if measured is None else SimpleNamespace(upload_bps=measured)
+    peer: Any = SimpleNamespace(settings=SimpleNamespace(relay_bps=wished), driver=driver)
+    assert Runtime._relay_bps(peer) == relayed
