@@ -12,6 +12,7 @@ from typing import Any
 from p2pavg.errors import ProtocolError, UnreachableError
 from p2pavg.membership.reach.leases import GatewayRefusal
 from p2pavg.membership.reach.upnp import outside_address
+from p2pavg.peer.reach import common
 from p2pavg.peer.reach.errands import Errands, peer_in
 from p2pavg.peer.reach.relaying import RelayDesk, Tunnels
 from p2pavg.transport.links import handshake, observing
@@ -75,6 +76,22 @@ async def _take_asked(data: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         assert len(peer_in(message, "from")) == 20
     assert len(link.said) <= 2
+
+
+def _known() -> list[bytes]:
+    answer = {"linked": True, "rtt": 0.04, "relays": True, "hosts": [AT[0][0], "2001:db8::7"]}
+    return [_body(answer), _body({"linked": False}), _body({**answer, "hosts": None})]
+
+
+def _read_known(data: bytes) -> None:
+    """Whatever a member answers of a third, a meeting through it has a family to begin with, and an end."""
+    with contextlib.suppress(ProtocolError):
+        link: Any = _Link()
+        found = common.read(link, handshake.unpack(data))
+        if found is not None:
+            assert sorted(found.families) == [4, 6]
+            assert 0 <= punching.relay_after_s(found.rtt_s) <= punching.RELAYED_S
+            assert len(common.hosts_of([found])) <= 1
 
 
 def _observed() -> list[bytes]:
@@ -176,5 +193,6 @@ TARGETS = (
     Target("tunnel", told.in_loop(_take_tunnel), _tunnels),
     Target("tunnel-end", told.in_loop(_take_claim), _claims),
     Target("upnp", _take_upnp, _upnp),
+    Target("known", _read_known, _known),
     Target("observed", _parse_observed, _observed),
 )

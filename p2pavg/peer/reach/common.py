@@ -61,12 +61,13 @@ class CommonMembers:
             told = await link.request({"t": KNOWS, "peer": peer}, ANSWER_S)
         except (TimeoutError, UnreachableError):
             told = {}
-        found = _read(link, told)
+        found = read(link, told)
         self._rota.told(peer, link.peer_id, knows=found is not None)
         return found
 
 
-def _read(link: Link, told: Message) -> CommonMember | None:
+def read(link: Link, told: Message) -> CommonMember | None:
+    """What a member answered when it was asked about a peer; None: it has no link to it, or says no sense."""
     rtt, hosts = told.get("rtt"), told.get("hosts")
     if told.get("linked") is not True or not isinstance(rtt, float) or not rtt >= 0:
         return None
