@@ -106,7 +106,7 @@ class OwnAddresses:
                 self._dht.reviewed()
             )  # its questions come from another port now, and who was asked is to know
         self._moved = False
-        found = await self._dht.check_reachability()
+        found = await self._dht.check_reachability(in_haste=True)
         self._judge(found)
         self._after(found, moved=found.reachable is None)
         self._learned = True

@@ -117,11 +117,14 @@ def at_host(host: str, mine: Sequence[Address], theirs: Sequence[Address]) -> li
 
 
 def is_inside(host: str) -> bool:
-    """Whether an address is one of a home's own network, which says nothing outside of it."""
+    """Whether an address is one of a home's own network, which says nothing outside of it. Those that hold on
+    one machine or one link alone are none.
+    """
     try:
-        return ipaddress.ip_address(host).is_private
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
+    return address.is_private and not address.is_loopback and not address.is_link_local
 
 
 def burst_s(rtt_s: float) -> float:

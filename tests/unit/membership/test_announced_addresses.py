@@ -43,6 +43,14 @@ GIVEN = (OUT, 4242)
             [GIVEN, (LAN, PORT)],
         ),
         ([OUT], [LAN], (INNER, 4242), {GIVEN: False, (OUT, PORT): False}, [(OUT, PORT)]),
+        # others inside see it at a bridge of its machine, where nobody outside gets through
+        (
+            [OUT, "172.17.0.1"],
+            [OUT],
+            None,
+            {(OUT, PORT): True, ("172.17.0.1", PORT): False},
+            [(OUT, PORT)],
+        ),
         # both families: one of them is shut
         (
             [OUT, "2001:db8::5"],
@@ -101,7 +109,10 @@ async def test_a_node_that_listens_on_one_address_is_announced_where_others_reac
         private.mapped = GIVEN
         assert private.external_addresses()[0] == GIVEN
 
+        dialled_ports = []
+
         async def dialled(node: object, contact: Contact, port: int) -> bool:
+            dialled_ports.append(port)
             return port == GIVEN[1]
 
         monkeypatch.setattr(dialling_back, "ask_to_dial", dialled)
@@ -109,6 +120,9 @@ async def test_a_node_that_listens_on_one_address_is_announced_where_others_reac
         assert found.reachable
         assert found.tried == {GIVEN: True, (OUT, private.port): False}
         assert private.external_addresses() == [GIVEN, (LAN, private.port)]
+        dialled_ports.clear()
+        assert (await private.check_reachability(in_haste=True)).reachable
+        assert dialled_ports == [GIVEN[1]]  # a newcomer does not wait for the ways that do not work
     finally:
         await private.stop()
 

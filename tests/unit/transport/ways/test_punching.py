@@ -36,6 +36,16 @@ def test_one_unknown_port_needs_a_filter_that_does_not_ask_for_it(filtering: Dep
         assert punching.can_meet(strict, told) == punching.can_meet(told, strict)
 
 
+@pytest.mark.parametrize(
+    ("host", "inside"),
+    [("192.168.1.4", True), ("fd00::4", True), ("127.0.0.1", False), ("169.254.7.7", False), ("::1", False)]
+    + [(host, False) for host in ("fe80::7", "8.8.8.8", "home.example")],
+)
+def test_what_is_offered_inside_of_a_nat(host: str, inside: bool) -> None:
+    """An address of the home's network, and none of a machine or a link alone."""
+    assert punching.is_inside(host) is inside
+
+
 def test_18_of_45_pairs_can_meet() -> None:
     """So many of the pairs of nine kinds of NAT are passed directly."""
     pairs = list(itertools.combinations_with_replacement(KINDS, 2))
