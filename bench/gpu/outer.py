@@ -169,11 +169,11 @@ def _replica(index: int, args: argparse.Namespace, barrier: Any, addresses: Any,
     thread.loop.call_soon_threadsafe(runtime._engine.set_upload_limit, args.upload_mbps * 1e6 / 8)
     plain_steps = [plain_step()]
     barrier.wait(DEADLINE_S)
-    while opt.epoch < args.fragments:  # the first outer step allocates
+    while opt.epoch < args.fragments * args.warm:  # the first allocates; then links are known as they are now
         trainer.step()
     torch.cuda.synchronize()
     began, steps, longest = time.perf_counter(), 0, [0.0]
-    while opt.epoch < args.fragments * (1 + args.turns):
+    while opt.epoch < args.fragments * (args.warm + args.turns):
         before = time.perf_counter()
         trainer.step()
         longest.append(time.perf_counter() - before)
@@ -256,6 +256,7 @@ def main() -> None:
     parser.add_argument("--inner-steps", type=int, default=100)
     parser.add_argument("--fragments", type=int, default=1)
     parser.add_argument("--overlap", type=int, default=90)
+    parser.add_argument("--warm", type=int, default=4, help="outer steps before those that are timed")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--upload-mbps", type=float, default=100.0)
     args = parser.parse_args()
