@@ -19,6 +19,7 @@ from p2pavg.data.runs import (
     head,
     intersection,
     packed,
+    pieces,
     size,
     union,
     unpacked,
@@ -59,6 +60,8 @@ class Draws:
         self._peers: Callable[[], Collection[bytes]] = tuple
         self._tell: Callable[[], None] = lambda: None
         self._claims: dict[bytes, Runs] = {}  # what others hold without a lease, by name
+        self._yielded: Runs = ()  # of what was given out or trained, what others claimed too and keep
+        self._yielded_to: set[bytes] = set()  # since this peer's samples were last in an average
         self.ledger = PositionLedger()
         self._held: Runs = ()  # leases and claims, whatever became of them until they are consumed
         self._ready: Runs = ()  # of those, what was not given out
@@ -106,14 +109,21 @@ class Draws:
             return run
 
     def _claim(self) -> None:
-        """Of what the ledger leaves free, the lowest first, each of n peers takes every n-th piece: those
-        that know each other and stand at the same round never meet, though nobody waits to hear what others
-        claim.
+        """Of what the ledger leaves free, each of n peers takes every n-th piece: those that know each other
+        and stand at the same round never meet, though nobody waits to hear what others claim. Each begins
+        somewhere else in the pass, by its name, so that those that know different peers hardly ever meet;
+        who is alone draws the lowest first.
         """
         me = self._me or b""
         names = sorted({me, *map(notes.name, self._peers())})
         taken = union(self._held, self._out, self._trained, *self._claims.values())
-        piece = first_piece(self._free(), taken, self._block, names.index(me), len(names))
+        free, mine = self._free(), (names.index(me), len(names))
+        of_pass = intersection(free, ((0, (free[0][0] // self.length + 1) * self.length),))
+        begins = 0
+        if len(names) > 1:
+            begins = int.from_bytes(me, "big") * pieces(of_pass, self._block) >> 8 * notes.NAME_BYTES
+        piece = first_piece(of_pass, taken, self._block, *mine, begins)
+        piece = piece or first_piece(free, taken, self._block, *mine)
         self._held = union(self._held, piece)
         self._refresh()
         self._tell()
@@ -136,6 +146,13 @@ class Draws:
                 )
             gone, self._out = head(self._out, samples)
             self._trained += gone
+
+    @property
+    def yielded(self) -> int:
+        """How many samples must be dropped now: all that wait to be handed in, if any of them is yielded."""
+        with self._lock:
+            waiting = head(self._trained, self._declared)[1] if self._yielded else ()
+            return size(waiting) if intersection(union(waiting), self._yielded) else 0
 
     @property
     def spoiled(self) -> bool:
@@ -165,6 +182,7 @@ class Draws:
             if counted:
                 self._trained = head(self._trained, self._declared)[1]
                 self._epoch_drew = self._declared
+                self._yielded_to.clear()
             self._declared = 0
             self.ledger.commit(epoch, notes.understand(note)[1])
             self._refresh()
@@ -198,11 +216,24 @@ class Draws:
             return packed(self._unleased())
 
     def heard(self, peer: bytes, claims: Any) -> None:
-        """Another peer told its `claims`. Raises ValueError for what is none."""
-        runs = head(unpacked(claims, MOST_CLAIM_RUNS), MOST_CLAIMED)[0]
+        """Another peer told its `claims`. Raises ValueError for what is none.
+
+        Two that claimed the same before they heard of each other find out here, long before a round: the
+        larger name yields, and so loses what it trained on since, not an epoch. It yields to each peer
+        once from one average of its samples to the next, whatever that peer claims.
+        """
+        name, runs = notes.name(peer), head(unpacked(claims, MOST_CLAIM_RUNS), MOST_CLAIMED)[0]
         with self._lock:
-            if notes.name(peer) in self._claims or len(self._claims) < notes.MOST_MEMBERS:
-                self._claims[notes.name(peer)] = runs
+            if name not in self._claims and len(self._claims) >= notes.MOST_MEMBERS:
+                return
+            self._claims[name] = runs
+            if self._me is None or name >= self._me or name in self._yielded_to:
+                return
+            if both := difference(intersection(self._unleased(), runs), self._inherited):
+                self._yielded_to.add(name)
+                self._yielded = union(self._yielded, both)
+                self._refresh()
+                self._tell()
 
     def figures(self, note: bytes) -> DrawFigures:
         """What a report says of a round."""
@@ -229,17 +260,20 @@ class Draws:
     def _elsewhere(self) -> Runs:
         """What is consumed, or another peer's to draw."""
         leased = self.ledger.leased_to_others(self._me or b"")
-        return union(self.ledger.consumed, difference(leased, self._inherited))
+        return union(self.ledger.consumed, difference(leased, self._inherited), self._yielded)
 
     def _unleased(self) -> Runs:
         lease = self.ledger.leases.get(self._me or b"", ())
-        return difference(union(self._held, self._out, self._trained), union(lease, self.ledger.consumed))
+        gone = union(lease, self.ledger.consumed, self._yielded)
+        return difference(union(self._held, self._out, self._trained), gone)
 
     def _refresh(self) -> None:
         """The ledger or what was given out changed: what is this peer's to give out now."""
         lease = self.ledger.leases.get(self._me or b"", ())
         self._inherited = intersection(self._inherited, union(self._trained))
+        self._yielded = difference(self._yielded, lease)  # the ledger decides
         self._held = difference(union(self._held, lease), self._elsewhere())
+        self._yielded = intersection(self._yielded, union(self._out, self._trained))
         self._ready = difference(self._held, union(self._out, self._trained))
         left = {peer: difference(runs, self.ledger.consumed) for peer, runs in self._claims.items()}
         self._claims = {peer: runs for peer, runs in left.items() if runs}

@@ -48,7 +48,7 @@ class PositionLedger:
             if (peer in present or peer in self._missed) and (left := difference(runs, self.consumed))
         }
         most = self._most(told)
-        for peer, claims in told.claims.items():
+        for peer, claims in sorted(told.claims.items()):  # of two that claim the same, the larger name yields
             free, _ = head(difference(claims, union(self.consumed, self.leased_to_others(peer))), most)
             if free:
                 self.leases[peer] = union(self.leases.get(peer, ()), free)

@@ -71,19 +71,25 @@ def head(runs: Iterable[Run], count: int) -> tuple[tuple[Run, ...], tuple[Run, .
     return tuple(taken), tuple(rest)
 
 
-def first_piece(free: Runs, taken: Runs, block: int, place: int, of: int) -> Runs:
+def pieces(runs: Runs, block: int) -> int:
+    """How many pieces of at most `block` positions the runs fall into."""
+    return sum(-(-(end - first) // block) for first, end in runs)
+
+
+def first_piece(free: Runs, taken: Runs, block: int, place: int, of: int, least: int = 0) -> Runs:
     """What is left of the first piece that is not all in `taken`. `free` falls into pieces of at most `block`
-    positions, numbered through all its runs; those with the numbers place, place + of, ... count.
+    positions, numbered through all its runs; from `least` on, those with the numbers place, place + of, ...
+    count.
     """
     number = 0  # of the run's first piece
     for first, stop in free:
         for begins, ends in difference(((first, stop),), taken):
-            inside = (begins - first) // block
+            inside = max((begins - first) // block, least - number)
             inside += (place - number - inside) % of
             at = first + inside * block
             if at < ends:
                 return difference(((at, min(at + block, stop)),), taken)
-        number += -(-(stop - first) // block)
+        number += pieces(((first, stop),), block)
     return ()
 
 

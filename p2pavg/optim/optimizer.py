@@ -293,7 +293,7 @@ class CollaborativeOptimizer(Accumulating):
         if self._outer is None:
             self._outside.begins(self.param_groups)
         samples = self._microbatches.take(batch_size, self._flat.passes)
-        self._sampling.trained(samples)
+        yields = self._sampling.trained(samples)
         if self._options.lockstep:
             self._retained.weigh(self._training.samples(), samples)
         epoch = self._update.epoch
@@ -315,7 +315,7 @@ class CollaborativeOptimizer(Accumulating):
         if self._agreement is not None and self._sampling.draws is None and not self._agreement.knows_draw:
             self._agreement.drew(self._flat.sums)
         if since is None:
-            self._update.count(samples)
+            self._update.count(samples, yields)
         else:
             self._update.count(samples, FOUND_INF, since)
         self.stepped = self._update.epoch != epoch

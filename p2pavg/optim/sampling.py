@@ -51,10 +51,16 @@ class Sampling:
             self.draws.dropped()
             self.draws.attach(me, peers, tell)
 
-    def trained(self, samples: int) -> None:
-        """A step() counts so many. Raises ConfigurationError when the sampler did not give out as many."""
-        if self.draws is not None:
-            self.draws.trained(samples)
+    def trained(self, samples: int) -> str:
+        """A step() counts so many. Returns why they must be dropped with all that were not handed in yet, if
+        so. Raises ConfigurationError when the sampler did not give out as many.
+        """
+        if self.draws is None:
+            return ""
+        self.draws.trained(samples)
+        if lost := self.draws.yielded:
+            self._tell(lost)
+        return SPOILED if lost else ""
 
     def dropped(self, since: int = 0) -> None:
         """All that was accumulated but the last `since` samples is gone."""
@@ -65,8 +71,12 @@ class Sampling:
         """Whether what was accumulated, of so many samples, must not be handed in; told if so."""
         if self.draws is None or not self.draws.spoiled:
             return False
-        log.warning("%d samples of this peer were drawn by another peer too, and are discarded", samples)
+        self._tell(samples)
         return True
+
+    @staticmethod
+    def _tell(samples: int) -> None:
+        log.warning("%d samples of this peer were drawn by another peer too, and are discarded", samples)
 
     def note(self, inner: bytes, samples: int) -> bytes:
         """What goes with a contribution."""

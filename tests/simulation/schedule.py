@@ -14,6 +14,7 @@ from tests.simulation.jobs import SMALL
 from tests.simulation.swarm import Swarm
 
 LIMIT_S = 120.0  # virtual seconds until everybody must have finished
+DRAWN_S = 600.0  # until all that is left of a pass must be averaged, were it by one peer
 SPACED = 16  # in every so-manieth schedule, rounds are a second apart at least
 WHOLE = 4  # in every so-manieth schedule, all that was drawn under faults must be averaged at the end
 
@@ -165,14 +166,17 @@ class Schedule:
                 if node.alive and (node.parameters.epoch < goal or node.machine.role is not Role.TRAINER):
                     return False
             living = [node for node in swarm.nodes.values() if node.alive]
-            if swarm.checks.strays(living):
-                return False
+            return not swarm.checks.strays(living)
+
+        def drawn() -> bool:
+            living = [n for n in swarm.nodes.values() if n.alive and not swarm.checks.orphaned(n)]
             return positions is None or not any(
                 positions.missing(n.parameters.lineage, least) for n in living
             )
 
-        swarm.world.run(calm + LIMIT_S, finished, look_every=8)
+        swarm.world.run(calm + LIMIT_S, lambda: finished() and drawn(), look_every=8)
         if any(n.alive for n in swarm.nodes.values()):
             swarm.checks.at_the_end(goal)
             if positions is not None:
+                swarm.world.run(calm + DRAWN_S, drawn, look_every=8)
                 positions.at_the_end(least)

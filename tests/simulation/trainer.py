@@ -142,9 +142,11 @@ class Node(Process):
             return
         first = self.life * LIFE
         counted = [(self.me, first + self.produced + number) for number in range(self.batch)]
-        self.data.drew(counted)
+        yields = self.data.drew(counted)
         self.samples += counted
         self.produced += self.batch
+        if yields:
+            self.drop(yields)
 
     def _wanted(self) -> bool:
         return bool(

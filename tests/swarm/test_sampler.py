@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +13,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from p2pavg import CollaborativeOptimizer, SwarmSampler
+from p2pavg import CollaborativeOptimizer, Outer, SwarmSampler
 from p2pavg.data.permutation import EvenBlocks
 from p2pavg.errors import ConfigurationError, IncompatiblePeerError
+from p2pavg.optim.sampling import SPOILED
 from p2pavg.report import RoundReport
 
 pytestmark = pytest.mark.swarm
@@ -161,10 +163,19 @@ def test_each_index_is_in_one_average_per_pass(options: dict[str, Any]) -> None:
     assert first.told[-1].passes == pytest.approx(sum(total.values()) / LENGTH)
 
 
-def optimizer(sampler: Any, run: str = "one", **options: Any) -> CollaborativeOptimizer:
-    inner = torch.optim.SGD(Marked().parameters(), lr=1.0)
+def optimizer(
+    sampler: Any, run: str = "one", target: int = 8, marked: Marked | None = None, **options: Any
+) -> CollaborativeOptimizer:
+    inner = torch.optim.SGD((marked or Marked()).parameters(), lr=1.0)
     options = {"listen": "127.0.0.1:0", "initial_peers": [], **options}
-    return CollaborativeOptimizer(inner, run, 8, 4, sampler=sampler, **options)
+    return CollaborativeOptimizer(inner, run, target, 4, sampler=sampler, **options)
+
+
+def _wait(ready: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20
+    while not ready() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return ready()
 
 
 def test_peers_with_other_samplers_are_refused_by_name() -> None:
@@ -181,6 +192,36 @@ def test_a_sampler_draws_for_one_optimizer() -> None:
     with optimizer(sampler), pytest.raises(ConfigurationError, match="another optimizer, of run 'one'"):
         optimizer(sampler, "two")
     optimizer(sampler, "two").close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"delay_updates": True}, {"outer": Outer(lr=1.0, overlap=2)}],
+    ids=["waiting", "delayed", "outer"],
+)
+def test_what_another_peer_claimed_too_is_dropped_at_once(options: dict[str, Any]) -> None:
+    """A peer hears that another one claimed what it trains on: its next step drops that, not the next round,
+    and the report names it. No position is consumed twice.
+    """
+    reports: list[RoundReport] = []
+    sampler = SwarmSampler(LENGTH, seed=3, block=BLOCK)
+    options = {"loss_reduction": "sum", "target": 40, "on_round": reports.append, **options}
+    marked = Marked()
+    with optimizer(sampler, marked=marked, **options) as opt:
+        for step, batch in enumerate(DataLoader(range(LENGTH), sampler=sampler, batch_size=4)):
+            marked(batch).backward()
+            opt.step()
+            opt.zero_grad()
+            if step == 4:  # 20 samples are trained, and as many positions more are in this peer's piece
+                sampler.draws.heard(bytes(20), [0, 24])
+            if opt.epoch == 3:
+                break
+        assert _wait(lambda: len(reports) >= 3)
+    assert (SPOILED, 24) in zip(reports[0].discarded_why, reports[0].discarded_samples, strict=True)
+    consumed = Counter(at for report in reports[:3] for _, a, b in report.consumed for at in range(a, b))
+    assert set(consumed.values()) == {1}
+    assert reports[0].consumed[0][1] == 24
+    assert min(consumed) == 0, "nobody averaged what was claimed: the ledger gives it out"
 
 
 def test_a_run_goes_on_where_its_data_was() -> None:

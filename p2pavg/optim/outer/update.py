@@ -103,7 +103,7 @@ class OuterUpdate:
     def count(self, samples: int, drop: str = "", since: int = 0) -> None:
         due = self.note(samples)
         if drop:
-            self._drop(drop)
+            self.discard(drop)
         elif due:
             self.meet()
 

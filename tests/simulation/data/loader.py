@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from p2pavg.data.draws import Draws
+from p2pavg.optim.sampling import SPOILED
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine.rules.notes import of_leader
 from p2pavg.rounds.protocol.ballot import Lineage, Note, PeerId
@@ -28,8 +29,9 @@ class Undrawn:
     def __init__(self, node: Node) -> None:
         self.node = node
 
-    def drew(self, samples: Sequence[Sample]) -> None:
-        """A step counted these."""
+    def drew(self, samples: Sequence[Sample]) -> str:
+        """A step counted these. Returns why they are to be dropped with all that were accumulated, if so."""
+        return ""
 
     def met(self, peer: PeerId) -> None:
         """A link came up."""
@@ -100,7 +102,7 @@ class Loader(Undrawn):
     def heard(self, peer: PeerId, claims: Any) -> None:
         self.draws.heard(peer, claims)
 
-    def drew(self, samples: Sequence[Sample]) -> None:
+    def drew(self, samples: Sequence[Sample]) -> str:
         if self._dice.random() < ANEW:
             self.draws.begin()
             self._ahead.clear()
@@ -112,6 +114,7 @@ class Loader(Undrawn):
         self.draws.trained(len(samples))
         for sample in samples:
             self.positions.of[sample] = self._ahead.popleft()
+        return SPOILED if self.draws.yielded else ""
 
     def _fitting(self, first: int) -> int:
         return min(2, self.draws.length - first % self.draws.length)
@@ -119,7 +122,7 @@ class Loader(Undrawn):
     def boundary(self, inherited: Sequence[Left]) -> list[Sample]:
         node = self.node
         if self.draws.spoiled:
-            node.drop("drawn by another peer too")
+            node.drop(SPOILED)
         taken: list[Sample] = []
         for samples, note in inherited:
             if self.draws.inherited(note):
@@ -129,7 +132,7 @@ class Loader(Undrawn):
         if self.draws.spoiled:
             node.discarded += len(taken)
             taken.clear()
-            node.drop("drawn by another peer too")
+            node.drop(SPOILED)
         return taken
 
     def note(self, samples: int) -> Note:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
 
 import pytest
 
 from p2pavg.data.draws import MOST_CLAIMED, Draws
 from p2pavg.data.ledger import LAPSES_AFTER, MOST_LEASED_ROUNDS, PositionLedger
-from p2pavg.data.notes import RoundNotes, Said, name, understand
+from p2pavg.data.notes import RoundNotes, Said, heard, name, understand
 from p2pavg.data.runs import (
     Runs,
     by_pass,
@@ -170,6 +171,88 @@ def test_peers_that_know_each_other_spoil_little() -> None:
             swarm.event()
         spoiled, averaged = spoiled + swarm.spoiled, averaged + sum(swarm.averaged.values())
     assert spoiled <= 0.01 * averaged, (spoiled, averaged)
+
+
+def test_peers_that_know_different_others_draw_apart() -> None:
+    """Peers that enter at once know some of the others, and have heard of no claims: next to nothing is drawn
+    by two, and whoever knows nobody draws the lowest.
+    """
+    rng = random.Random(4)
+    doubled = 0
+    for _ in range(40):
+        ids = [rng.randbytes(32) for _ in range(6)]
+        drawn: list[Runs] = []
+        for number, each in enumerate(ids):
+            draws, known = Draws(100 * 64, 64), ids[: rng.randint(1, 6)] if number else []
+            draws.attach(each, partial(list, known), lambda: None)
+            drawn.append(union([run for _ in range(8) if (run := draws.next_run(None, lambda _: 8))]))
+        assert drawn[0] == ((0, 64),)
+        doubled += sum(map(size, drawn)) - size(union(*drawn))
+    assert doubled < 0.08 * 40 * 6 * 64, doubled
+
+
+def two_with_the_same() -> tuple[Draws, Draws]:
+    """Neither knew of the other: both drew 0 .. 11, and the second trained on 8 of them."""
+    one, other = Draws(LENGTH, BLOCK), Draws(LENGTH, BLOCK)
+    for draws, letter in ((one, b"a"), (other, b"b")):
+        draws.attach(letter * 20, list, lambda: None)
+        for _ in range(3):
+            draws.next_run(None, lambda _: 4)
+    other.trained(8)
+    return one, other
+
+
+def test_the_larger_name_yields_as_soon_as_it_hears() -> None:
+    """Of two peers with the same positions one drops what it trained on, and never names them; what its
+    loader had fetched of them is dropped when it is trained. The other one notices nothing.
+    """
+    one, other = two_with_the_same()
+    one.heard(b"b" * 20, other.claims())
+    assert (one.yielded, one.spoiled) == (0, False)
+    other.heard(b"a" * 20, one.claims())
+    assert other.yielded == 8
+    assert not intersection(unpacked(other.claims(), 9), ((0, 12),))
+    other.dropped()
+    assert other.yielded == 0
+    other.next_run(None, lambda _: 4)
+    other.trained(4)
+    assert other.yielded == 4
+    other.dropped()
+    other.trained(4)
+    assert (other.yielded, other.spoiled) == (0, False)
+    assert heard(other.say(b"", 4)) == (b"", Said(((16, 20),), ((16, 24),), 8))
+
+
+def test_what_is_handed_in_is_the_leaders_to_decide() -> None:
+    """A claim that comes behind a contribution does not take from it what others may have counted."""
+    one, other = two_with_the_same()
+    other.say(b"", 8)
+    other.heard(b"a" * 20, one.claims())
+    assert other.yielded == 0
+    other.trained(4)
+    assert other.yielded == 4
+
+
+def test_a_peer_yields_once_to_each_until_its_samples_count() -> None:
+    """Who claims whatever others have costs them one accumulation, and no more before their next average."""
+    one, other = two_with_the_same()
+    for _ in range(2):
+        other.heard(b"a" * 20, packed(((0, 1 << 20),)))
+    other.begin()
+    other.dropped()
+    other.next_run(None, lambda _: 4)
+    other.trained(4)
+    other.heard(b"a" * 20, packed(((0, 1 << 40),)))
+    assert other.yielded == 0
+    note, refused = one.combine({b"b" * 20: other.say(b"", 4)}, [b"b" * 20], b"b" * 20)
+    assert not refused
+    other.committed(note, 0, True)
+    lease = other.ledger.leases[b"b" * 8]
+    other.next_run(None, lambda _: 4)
+    other.trained(4)
+    other.heard(b"a" * 20, packed(((0, 1 << 40),)))
+    assert other.yielded == 0, "what the ledger leased is nobody else's"
+    assert intersection(union(other._trained), lease)
 
 
 def test_a_lease_of_a_peer_that_is_gone_returns() -> None:
