@@ -133,8 +133,9 @@ def announceable(
     # Whoever answers at such a router's other ports is another machine inside.
     direct = [(host, port) for host in (*outside, *unseen) if host not in given]
     found = list(dict.fromkeys([*led, *direct]))
-    works = [address for address in found if tried.get(address, True)]
-    if not works:
-        return found or [(host, port) for host in (*seen, "127.0.0.1")][:1]
-    inside = [(host, port) for host in own if host not in outside and host not in unseen and is_private(host)]
-    return list(dict.fromkeys([*works, *inside]))
+    works: list[Address] = []
+    if not tried or any(tried.values()):
+        inside = [host for host in own if host not in outside and host not in unseen and is_private(host)]
+        works = [address for address in found if tried.get(address, True)]
+        works += [(host, port) for host in inside if (host, port) not in works]
+    return works or found or [(host, port) for host in (*seen, "127.0.0.1")][:1]

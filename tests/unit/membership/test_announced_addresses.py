@@ -34,6 +34,8 @@ GIVEN = (OUT, 4242)
         ([LAN, OUT], [LAN], GIVEN, {(LAN, 4242): True, GIVEN: True, (LAN, PORT): True}, [GIVEN, (LAN, PORT)]),
         # nobody gets through: it is told where the peer is seen, and nothing about its inside
         ([OUT], [LAN], None, {(OUT, PORT): False}, [(OUT, PORT)]),
+        # nobody but those on this machine, who see it at loopback
+        (["127.0.0.1", OUT], [LAN], None, {("127.0.0.1", PORT): True, (OUT, PORT): False}, [(LAN, PORT)]),
         # the gateway stands behind another one, which leads everything to it
         (
             [OUT],
