@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import get_reporting_integration_callbacks
+from transformers.trainer_utils import has_length
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
@@ -48,12 +50,14 @@ def trainer_kwargs(opt: CollaborativeOptimizer, args: TrainingArguments) -> dict
         False  # Trainer clips to infinity at each step, for its log, and to nothing else now
     )
     opt.samples_per_step = args.train_batch_size * args.gradient_accumulation_steps
+    swarm = SwarmCallback(opt, args.max_steps)
+    opt.register_step_pre_hook(swarm.check_began)
     reporters = [kind() for kind in get_reporting_integration_callbacks(args.report_to)]
     ours.report_to = []  # they come after our callback, which adds to what they report
     return {
         "args": ours,
         "optimizers": (opt, ShownSchedule(opt)),
-        "callbacks": [SwarmCallback(opt, args.max_steps), *reporters],
+        "callbacks": [swarm, *reporters],
     }
 
 
@@ -102,12 +106,33 @@ def _check(opt: CollaborativeOptimizer, args: TrainingArguments) -> None:
         )
 
 
-def _length(loader: Any) -> int | None:
-    """Batches of a pass; None: nobody knows, as of a stream."""
-    try:
-        return len(loader)
-    except TypeError:  # a loader has __len__, also where its data have none
-        return None
+def _whole_steps(loader: Any, every: int, ended: Callable[[], None]) -> None:
+    """Let a pass over the data give whole steps only: `every` batches of one size. The rest is left for the
+    next pass. ended: called when a pass has no more.
+    """
+    base = getattr(loader, "base_dataloader", loader)
+    if isinstance(base.dataset, IterableDataset):
+        vars(base)["drop_last"] = True  # Trainer passes its setting on for other data alone
+    plain = type(loader)
+
+    def batches(self: Any) -> Iterator[Any]:
+        step = []
+        for batch in plain.__iter__(self):
+            step.append(batch)
+            if len(step) == every:
+                yield from step
+                step.clear()
+        ended()
+
+    itself: Any = vars(object)["__class__"]  # accelerate's loaders show another class and let nobody set it
+    itself.__set__(loader, type(plain.__name__, (plain,), {"__iter__": batches}))
+
+
+def _own_order(loader: Any, seed: int) -> None:
+    """Samplers that draw from torch's generator, seeded alike on all peers, get one of their own."""
+    sampler: Any = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    if getattr(sampler, "generator", seed) is None:
+        sampler.generator = torch.Generator().manual_seed(seed)
 
 
 def _keep_scaled(scaler: torch.amp.GradScaler, opt: CollaborativeOptimizer) -> None:
@@ -130,9 +155,9 @@ class SwarmCallback(TrainerCallback):
         self._opt = opt
         self._epochs = epochs
         self._before = 0  # the epoch before this step
-        self._steps = self._steps_logged = self._pass_steps = 0
+        self._steps = self._steps_logged = 0
         self._logged = self._began = 0
-        self._whole_steps: int | None = None  # of a pass over the data, where a rest is left; None: no rest
+        self._trains = False
         self._norm: torch.Tensor | None = None
         self._logs_at = 1
         opt.inner.register_step_pre_hook(self._measure)
@@ -144,35 +169,44 @@ class SwarmCallback(TrainerCallback):
             grads = [param.grad for param in params if param.grad is not None]
             self._norm = torch.nn.utils.get_total_norm(grads)
 
+    def check_began(self, *_: Any) -> None:
+        """Before each step(): without this callback a Trainer would train for ever."""
+        if not self._trains:
+            raise ConfigurationError(
+                "Trainer has not the callbacks that trainer_kwargs() made: pass yours behind them, "
+                "callbacks=[*kwargs.pop('callbacks'), mine]"
+            )
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        optimizer = kwargs["optimizer"]
+        if args.max_steps != ENDLESS or getattr(optimizer, "optimizer", optimizer) is not self._opt:
+            raise ConfigurationError(
+                "Trainer has another args= or optimizers= than trainer_kwargs() made: pass all that it "
+                "returns, and change TrainingArguments before"
+            )
         held = {id(param) for group in self._opt.param_groups for param in group["params"]}
         if not all(id(param) in held for param in kwargs["model"].parameters() if param.requires_grad):
             raise ConfigurationError(
                 "the model has trainable parameters that the optimizer does not hold: build the optimizer "
                 "from this very model, after adapters were added and layers frozen"
             )
-        if (scaler := getattr(kwargs.get("optimizer"), "scaler", None)) is not None:
+        if (scaler := getattr(optimizer, "scaler", None)) is not None:
             _keep_scaled(scaler, self._opt)
-        loader = kwargs["train_dataloader"]
-        batches = _length(loader)
-        every = args.gradient_accumulation_steps
-        if batches is not None and batches < every:
+        loader, every = kwargs["train_dataloader"], args.gradient_accumulation_steps
+        if has_length(loader) and len(loader) < every:
             raise ConfigurationError(
-                f"the data fill {batches} batches, and a step takes {every} whole ones: use a smaller batch "
-                "or less accumulation"
+                f"the data fill {len(loader)} batches, and a step takes {every} whole ones: use a smaller "
+                "batch or less accumulation"
             )
-        self._whole_steps = batches // every if batches is not None and batches % every else None
+        _whole_steps(loader, every, lambda: setattr(control, "should_epoch_stop", True))
+        _own_order(loader, args.data_seed)
+        self._trains = True
         state.max_steps = self._epochs
         state.compute_steps(args, self._epochs)
         self._logs_at = max(1, state.logging_steps)
         state.global_step = self._before = self._began = self._logged = self._opt.epoch
-
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._pass_steps = 0
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -184,15 +218,13 @@ class SwarmCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         self._steps += 1
-        self._pass_steps += 1
-        if self._pass_steps == self._whole_steps:
-            control.should_epoch_stop = True  # the rest of the data would make a step of fewer samples
+        delayed = state.global_step < args.eval_delay
         for strategy, every, flag in (
             (args.logging_strategy, state.logging_steps, "should_log"),
             (args.eval_strategy, state.eval_steps, "should_evaluate"),
             (args.save_strategy, state.save_steps, "should_save"),
         ):
-            if self._before == state.global_step:
+            if self._before == state.global_step or (delayed and flag == "should_evaluate"):
                 setattr(control, flag, False)  # no epoch ended
             elif strategy == "steps" and every and state.global_step // every > self._before // every:
                 setattr(control, flag, True)  # several at once, perhaps

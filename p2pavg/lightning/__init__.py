@@ -8,20 +8,33 @@ Start at `CollaborativeStrategy`. May import every floor below.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 
 from p2pavg.errors import ConfigurationError
+from p2pavg.optim.arguments import LOCKSTEP
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.optim.updates.shown_schedule import ShownSchedule
 
+log = logging.getLogger("p2pavg.lightning")
+
 LOGGED = ("peers", "samples", "samples_per_second", "seconds_communication", "egress_bytes_per_hour")
+
+
+REFUSED = {  # callbacks that would train something else
+    StochasticWeightAveraging: "changes the rate of this peer alone; use EMAWeightAveraging, or average the "
+    "weights of checkpoints",
+    LearningRateFinder: "would train the swarm with rates that are too high; run it without this strategy",
+    BatchSizeFinder: "would train the swarm with batches of other sizes; run it without this strategy",
+}
 
 
 class CollaborativeStrategy(SingleDeviceStrategy):
@@ -40,7 +53,9 @@ class CollaborativeStrategy(SingleDeviceStrategy):
         super().__init__()
         self._what = run_id, target_batch_size
         self._options = options
+        self._clip: float | None = None  # what the Trainer was told
         self._batch = self._batches = self._samples = 0  # of one batch; in this step
+        self._every: int | None = None  # batches of a step
         self._last_state: dict[str, Any] | None = None  # when the peer was closed
 
     @property
@@ -64,6 +79,7 @@ class CollaborativeStrategy(SingleDeviceStrategy):
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         """Wrap the optimizer, and take over its schedule and the Trainer's clipping."""
+        self._check(trainer)
         super().setup_optimizers(trainer)
         if len(self.optimizers) != 1:
             raise ConfigurationError(
@@ -77,12 +93,27 @@ class CollaborativeStrategy(SingleDeviceStrategy):
         opt = CollaborativeOptimizer(inner, *self._what, **options)
         self.optimizers = [opt]
         self.lr_scheduler_configs = [LRSchedulerConfig(ShownSchedule(opt), interval="step")]
+        self._last_state, self._every = None, None
         self._batch = self._batches = self._samples = 0
         if not any(isinstance(callback, SwarmMetrics) for callback in trainer.callbacks):
             trainer.callbacks.append(SwarmMetrics())
 
+    def _check(self, trainer: Trainer) -> None:
+        for callback in trainer.callbacks:
+            for kind, why in REFUSED.items():
+                if isinstance(callback, kind):
+                    raise ConfigurationError(f"{kind.__name__} does not go with a swarm: it {why}")
+        if trainer.max_steps == -1 and self._what[1] != LOCKSTEP:
+            log.warning(
+                "Trainer ends after max_epochs=%s passes of this peer alone over its data: pass max_steps=, "
+                "which are epochs of the swarm, and max_epochs=-1",
+                trainer.max_epochs,
+            )
+
     def _clipping(self, trainer: Trainer) -> float | None:
-        value, wanted = trainer.gradient_clip_val, self._options.get("max_grad_norm")
+        if trainer.gradient_clip_val is not None:
+            self._clip = float(trainer.gradient_clip_val)
+        value, wanted = self._clip, self._options.get("max_grad_norm")
         if value and str(trainer.gradient_clip_algorithm).lower().endswith("value"):
             raise ConfigurationError(
                 "gradient_clip_algorithm='value' would clip sums of microbatches: clip by norm, or in a "
@@ -93,7 +124,7 @@ class CollaborativeStrategy(SingleDeviceStrategy):
                 f"Trainer(gradient_clip_val={value}) and max_grad_norm={wanted} disagree: give one of them"
             )
         trainer.gradient_clip_val = None  # the average is clipped
-        return float(value) if value else wanted
+        return value or wanted
 
     def _schedule(self) -> Any:
         configs = self.lr_scheduler_configs
@@ -129,7 +160,11 @@ class CollaborativeStrategy(SingleDeviceStrategy):
         self._batch = count
         self._batches += 1
         self._samples += count
-        return super().training_step(*args, **kwargs)
+        found = super().training_step(*args, **kwargs)
+        if found is None and self.lightning_module.automatic_optimization:  # there is no backward()
+            self._batches -= 1
+            self._samples -= count
+        return found
 
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
@@ -137,20 +172,12 @@ class CollaborativeStrategy(SingleDeviceStrategy):
         """A step(), of as many samples as the batches since the last one, that of the closure included."""
         opt = self.optimizer
         trainer = self.lightning_module.trainer
-        every = trainer.accumulate_grad_batches
-
-        def counted() -> Any:
-            loss = closure()
-            if opt.options.lockstep or opt.samples_per_step is None or self._batches == every:
-                opt.samples_per_step = self._samples
-            else:  # the last step of a pass: its losses were divided by the usual number of batches
-                opt.scale_loss(torch.ones(()), self._samples)
-            self._samples = self._batches = 0
-            return loss
-
-        found = super().optimizer_step(optimizer, counted, model, **kwargs)
-        loop = trainer.fit_loop.epoch_loop
         automatic = self.lightning_module.automatic_optimization
+        found = closure()
+        if self._samples or not automatic:
+            self._count(opt, trainer.accumulate_grad_batches)
+            found = super().optimizer_step(optimizer, lambda: found, model, **kwargs)
+        loop = trainer.fit_loop.epoch_loop
         progress = (
             loop.automatic_optimization.optim_progress.optimizer.step
             if automatic
@@ -158,6 +185,21 @@ class CollaborativeStrategy(SingleDeviceStrategy):
         )
         progress.total.completed = opt.epoch - 1  # the loop adds one
         return found
+
+    def _count(self, opt: CollaborativeOptimizer, every: int) -> None:
+        """Tell the samples of the coming step(): those of its batches; of one more on the same batch, its."""
+        samples, batches = self._samples or self._batch, self._batches
+        self._samples = self._batches = 0
+        if self._every not in (None, every) and not opt.options.lockstep:
+            raise ConfigurationError(
+                f"a step had {self._every} batches and has {every} now, which changes what a sample weighs: "
+                'leave GradientAccumulationScheduler out, or train with target_batch_size="step"'
+            )
+        self._every = every
+        if not opt.options.lockstep and (opt.samples_per_step is None or batches == every):
+            opt.samples_per_step = samples
+        else:  # the last step of a pass: its losses were divided by the usual number of batches
+            opt.scale_loss(torch.ones(()), samples)
 
     def optimizer_state(self, optimizer: Any) -> Any:
         """The run's state; after the fit that at its end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -13,10 +14,13 @@ from torch import nn
 from p2pavg.errors import ConfigurationError, P2PAvgError
 from p2pavg.node.shards import ParameterShards, local
 from p2pavg.optim import frozen
+from p2pavg.optim.gradients.accumulation import EMPTY
 from p2pavg.optim.modules import owning_modules, persistent_buffers
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.optim.training_state import parameters_of
 from p2pavg.peer.peer import Peer
+
+log = logging.getLogger("p2pavg.node")
 
 GOES_ON, BOUNDARY, DROPPED, FAILED = range(4)  # what the first rank tells the others
 HALF = (torch.float16, torch.bfloat16)
@@ -46,12 +50,19 @@ class NodeOptimizer(torch.optim.Optimizer):
         self._frozen = frozen.digest(modules, self._params)  # of sharded ones by all ranks together
         self._whole: list[nn.Parameter] = []  # what the first rank steps on
         self._noted = 0  # samples whose gradients are in the sums
+        self._told = False  # of a step without a gradient
         self.epoch = -1
         self.stepped = False
         self.collaborative: CollaborativeOptimizer | None = None  # on the first rank
         whole = self._wholes()
         self._prepare(options)
         self._conduct(lambda: self._join(whole, options))
+        self._mirror()
+
+    def _mirror(self) -> None:
+        """Show the groups of what steps as this one's own: a loop may set rates in them on all ranks."""
+        steps = self.inner if self.collaborative is None else self.collaborative
+        self.param_groups, self.defaults = steps.param_groups, steps.defaults
 
     def _prepare(self, options: dict[str, Any]) -> None:
         """On every rank, before the first one enters the swarm."""
@@ -106,6 +117,9 @@ class NodeOptimizer(torch.optim.Optimizer):
 
     def _count(self, samples: int) -> None:
         due, gradients = False, self._gradients()
+        if not self._told and all(grad is None for grad in gradients):
+            self._told = True
+            log.warning(EMPTY)
         self._noted += samples
         if self._shards.sharded:
             self._collect(gradients, samples)
@@ -182,11 +196,16 @@ class NodeOptimizer(torch.optim.Optimizer):
                 word = said()
             except BaseException as error:
                 word, failure = FAILED, error
-        word, *standing = self._shards.tell(word, *self._standing())
+        word, noted, *standing = self._shards.tell(word, self._noted, *self._standing())
         if failure is not None:
             raise failure
         if word == FAILED:
             raise P2PAvgError("the peer of this node failed on its first rank, whose error says why")
+        if noted != self._noted:
+            raise ConfigurationError(
+                f"the steps of this rank have {self._noted // self._size} samples and those of the first one "
+                f"{noted // self._size}: all ranks take batches of one size, DataLoader(drop_last=True)"
+            )
         self._follow(*standing)
         return word
 
@@ -230,14 +249,15 @@ class NodeOptimizer(torch.optim.Optimizer):
                             mine.copy_(value)
             self.collaborative.load_state_dict(state_dict)
 
-        self.epoch = -1
+        self.epoch, self._noted = -1, 0
         self._conduct(load)
+        self._mirror()
 
     def close(self) -> None:
         """Leave the swarm. All ranks call it, and go on when the first one has left."""
         self._leave()
         with suppress(RuntimeError):  # a rank is gone
-            self._shards.tell(GOES_ON, self.epoch)
+            self._shards.tell(GOES_ON, self._noted, self.epoch)
 
     def _leave(self) -> None:
         if self.collaborative is not None:

@@ -45,6 +45,7 @@ class OuterNode(NodeOptimizer):
 
     def _count(self, samples: int) -> None:
         due = False
+        self._noted += samples
         self._steps.tick()
 
         def note() -> None:
@@ -53,6 +54,7 @@ class OuterNode(NodeOptimizer):
             due = self.collaborative.note(samples)
 
         if self._conduct(note, lambda: BOUNDARY if due else GOES_ON) == BOUNDARY:
+            self._noted = 0
             self._bring()
             self._conduct(lambda: self._meet(None))
 
@@ -167,7 +169,7 @@ class OuterNode(NodeOptimizer):
             self._bring()
         self._leave()
         with suppress(RuntimeError):
-            self._shards.tell(GOES_ON)
+            self._shards.tell(GOES_ON, self._noted)
             self._shards.spread(self._whole, self._buffers)
 
 

@@ -10,7 +10,9 @@ from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.gradients.microbatches import Microbatches
 from p2pavg.optim.modules import Places, parameters_at
+from p2pavg.optim.outer.settings import Outer
 from p2pavg.optim.outer.update import OuterUpdate
+from p2pavg.optim.outside import Outside
 from p2pavg.optim.process import sigterm
 from p2pavg.optim.saved import Saved
 from p2pavg.optim.updates.behind import BehindUpdate
@@ -23,6 +25,8 @@ class Accumulating(Saved):
 
     _microbatches: Microbatches
     _places: Places
+    _outer: Outer | None
+    _outside: Outside
 
     def note(self, samples: int, gradients: Sequence[torch.Tensor | None] | None = None) -> bool:
         """Count a step of a node.
@@ -43,10 +47,14 @@ class Accumulating(Saved):
         if sigterm.asked():
             sigterm.obey()
         assert isinstance(self._update, WaitingUpdate | BehindUpdate | OuterUpdate)
+        if self._outer is None:
+            self._outside.begins(self.param_groups)
         if gradients is not None:
             assert isinstance(self._flat, FlatGradients)
             self._flat.add_each(gradients, samples)
-        return self._update.note(samples)
+        due = self._update.note(samples)
+        self._outside.ended(self.param_groups, stepped=False)
+        return due
 
     @property
     def noted(self) -> int:
@@ -65,6 +73,7 @@ class Accumulating(Saved):
             assert isinstance(self._flat, FlatGradients)
             self._flat.add_each(sums)
         self._update.meet()
+        self._outside.ended(self.param_groups, stepped=True)
         self._aim()
 
     @property

@@ -32,6 +32,8 @@ def check_optimizer(optimizer: object) -> None:
     name = type(optimizer).__name__
     if name in WRAPPERS:
         raise ConfigurationError(f"{name} is a wrapper itself; {WRAPPERS[name]}")
+    if not any(group["params"] for group in optimizer.param_groups):
+        raise ConfigurationError("the optimizer has no parameters: build it from those of the model")
     if any(param.is_meta for group in optimizer.param_groups for param in group["params"]):
         raise ConfigurationError(
             "parameters are on the meta device, without values: materialise the model (to_empty(), then load "

@@ -312,7 +312,7 @@ def test_accelerates_processes_are_not_a_peer_each(
 
 
 def fit(configure: Any, trainer: dict[str, Any], options: dict[str, Any], batch: int, folder: Path) -> None:
-    from lightning.pytorch import LightningModule
+    from lightning.pytorch import LightningModule, callbacks
 
     from p2pavg.lightning import CollaborativeStrategy
     from tests.integrations.tools import lightning_trainer
@@ -333,7 +333,10 @@ def fit(configure: Any, trainer: dict[str, Any], options: dict[str, Any], batch:
     strategy = CollaborativeStrategy(
         "wrong", **{"target_batch_size": 16, "initial_peers": []} | options | QUIET
     )
-    made = lightning_trainer(folder, strategy=strategy, **trainer)
+    arguments = {"StochasticWeightAveraging": [0.1], "GradientAccumulationScheduler": [{0: 1, 1: 2}]}
+    named = trainer.get("callbacks", [])
+    started = [getattr(callbacks, name)(*arguments.get(name, [])) for name in named]
+    made = lightning_trainer(folder, strategy=strategy, **trainer | {"callbacks": started})
     made.fit(Module(), DataLoader(tensors(0, 1), batch_size=batch))
 
 
@@ -368,6 +371,16 @@ def scheduled(interval: str, kind: Any = CosineAnnealingLR) -> Any:
         (plain, {"accumulate_grad_batches": 8}, {}, 4, "below the 32 samples"),
         (plain, {}, {"target_batch_size": "epoch"}, 4, '"step"'),
         (plain, {}, {"target_batch_size": "step", "delay_updates": True}, 4, "delay_updates"),
+        (plain, {"callbacks": ["StochasticWeightAveraging"]}, {}, 4, "EMAWeightAveraging"),
+        (plain, {"callbacks": ["LearningRateFinder"]}, {}, 4, "rates that are too high"),
+        (
+            plain,
+            {"callbacks": ["GradientAccumulationScheduler"], "max_steps": 40},
+            {},
+            4,
+            "had 1 batches and",
+        ),
+        (lambda model: None, {}, {}, 4, "the optimizer has no parameters"),
     ],
 )
 def test_lightning_settings_are_refused(
@@ -377,3 +390,14 @@ def test_lightning_settings_are_refused(
     pytest.importorskip("lightning")
     with pytest.raises(ConfigurationError, match=words):
         fit(configure, trainer, options, batch, tmp_path)
+
+
+def test_lightning_that_ends_by_its_own_passes_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """max_epochs= without max_steps= draws one warning; none in lockstep, where a peer may count itself."""
+    pytest.importorskip("lightning")
+    for target, warnings in (("step", 0), (16, 1)):
+        with caplog.at_level(logging.WARNING, "p2pavg.lightning"):
+            fit(plain, {"max_steps": -1, "max_epochs": 1}, {"target_batch_size": target}, 4, tmp_path)
+        assert caplog.text.count("pass max_steps=") == warnings

@@ -21,6 +21,13 @@ from p2pavg.optim.tree import U8
 log = logging.getLogger("p2pavg.optim")
 
 SPARSE = "sparse gradients cannot be averaged; build the embedding with sparse=False"
+CLEARED = (
+    "gradients were cleared after a backward() without step(); call discard() to drop what was accumulated"
+)
+EMPTY = (
+    "step() came without a backward() since the last one, and its samples count in the average with a "
+    "gradient of zero: call it for batches that have a loss alone"
+)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -59,6 +66,7 @@ class Accumulation:
         # Called with the sums once per backward pass, before it adds to them.
         self.before_backward: Callable[[Sequence[torch.Tensor]], None] = lambda sums: None
         self._last: list[Any] = [None, 0, -1]  # of the last hook: gradient, its version before, index
+        self._told = False  # of a microbatch without a gradient
         self._quiet: list[int] = []  # the buffers' versions after the last microbatch
         self._edits = Edits(lambda: self._store.buffers)
         self._pointers: list[int] = []  # of the views now installed; shared with the hooks
@@ -166,10 +174,7 @@ class Accumulation:
             self._moved = True  # the model went to another device or dtype: rebuild at the next step()
             return
         if incoming is not None and grad is None and self._reached.seen[index] == self._reached.clock[0]:
-            raise ConfigurationError(
-                "gradients were cleared after a backward() without step(); "
-                "call discard() to drop what was accumulated"
-            )
+            raise ConfigurationError(CLEARED)
         if grad is None:
             param.grad = self._store.renew(index, param)
             return
@@ -217,16 +222,29 @@ class Accumulation:
         return True
 
     def tick(self) -> None:
-        """End a microbatch. O(1), unless views were displaced or no hook ran: then the views are put back."""
+        """End a microbatch. O(1), unless views were displaced or no hook ran: then the views are put back.
+
+        Tells once of one without a gradient. Raises ConfigurationError when its gradient was cleared.
+        """
+        if self.pending and self.params[self._last[2]].grad is None:
+            raise ConfigurationError(CLEARED)
         displaced = self._displaced(self._last[2])
         silent, versions = not self.pending, self._versions()
         if silent:
             self._reached.judge(displaced)
         repairs = silent or displaced or self._moved or self._loose
-        if repairs and not self.repair() and silent and versions != self._quiet and not self._reached.alone:
-            raise ConfigurationError(EDITED)
+        if repairs and not self.repair() and silent:
+            if versions == self._quiet:
+                self._tell_of_nothing()
+            elif not self._reached.alone:
+                raise ConfigurationError(EDITED)
         self._reached.end(whole=repairs)
         self._quiet = self._versions()
+
+    def _tell_of_nothing(self) -> None:
+        if not self._told:
+            self._told = True
+            log.warning(EMPTY)
 
     def _versions(self) -> list[int]:
         return [buffer._version for buffer in self._store.buffers]

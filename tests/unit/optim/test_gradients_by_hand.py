@@ -161,6 +161,42 @@ def test_writing_to_sums_without_a_backward_is_refused() -> None:
         flat.tick()
 
 
+def test_a_gradient_cleared_before_its_step_is_refused() -> None:
+    """model.zero_grad() between backward() and step() cannot take the gradient out of the sums: an error."""
+    model = net()
+    flat, _ = sums_of(model)
+    backward(model, BATCHES[0])
+    flat.tick()
+    model.zero_grad()
+    backward(model, BATCHES[1])
+    model.zero_grad()
+    with pytest.raises(ConfigurationError, match=r"discard\(\)"):
+        flat.tick()
+
+
+def test_a_step_without_a_gradient_is_told_once(swarm: FakeSwarm, caplog: pytest.LogCaptureFixture) -> None:
+    """Samples of a step() without backward() would thin the average: one warning. A gradient that was
+    assigned or written by hand is no such case.
+    """
+    model = net()
+    opt = wrap(model)
+    with caplog.at_level(logging.WARNING, "p2pavg.optim"):
+        for by_hand in (False, True):
+            for param in model.parameters():
+                if by_hand:
+                    param.grad = torch.ones_like(param)
+                else:
+                    assert param.grad is not None
+                    param.grad.add_(1.0)
+            opt.step()
+        backward(model, BATCHES[0])
+        opt.step()
+        assert "without a backward()" not in caplog.text
+        for _ in range(3):
+            opt.step()
+    assert caplog.text.count("without a backward()") == 1
+
+
 def test_a_discarded_assignment_stays_away(swarm: FakeSwarm) -> None:
     """discard() drops an assigned gradient too: the next microbatch is alone in the sums."""
     model = net()
