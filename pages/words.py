@@ -137,7 +137,7 @@ OTHERS = {
         "a peer that gets no link to a third → a member",
         "`peer`: the third's id; in the answer `linked`, and if so `rtt` (seconds, to it), `relays` and "
         "`hosts`: where the member sees who asks, and the third",
-        "whether the member has a link to it, and relays",
+        "whether the member has a link to it over which something comes, and relays",
     ),
     "punch": (
         "a peer that wants to meet another → a member, `to` whom; the member → the other, `from` whom; and, "

@@ -41,7 +41,7 @@ def _asked() -> list[bytes]:
 class _Link:
     """Answers at once, with what was asked."""
 
-    peer_id, rtt, address = PEER, 0.1, ("192.0.2.7", 31330)
+    peer_id, rtt, address, quiet_s = PEER, 0.1, ("192.0.2.7", 31330), 0.0
 
     def __init__(self) -> None:
         self.said: list[Any] = []

@@ -18,6 +18,7 @@ logger = logging.getLogger("p2pavg.peer.peer")
 
 KNOWS = "knows"  # asks a peer whether it has a link to another
 PUNCH = "punch"  # a side of a meeting tells the other where it can be dialled
+QUIET_S = 5.0  # pings come each second: a peer from which nothing came for so long may be dead
 PASS_S = 6.0  # how long the one that is asked to meet may take to answer
 # Of one peer; each has the other side send a dozen packets, or two dozen where it is refused.
 _MEETINGS_PER_S, _MEETINGS_AT_ONCE = 5.0, 128.0  # with peers that a member coordinates
@@ -60,8 +61,9 @@ class Errands:
     def knows(self, link: Link, message: Message) -> None:
         """Somebody asks whether we have a link to a peer. Raises ProtocolError."""
         other = self._links.get(peer_in(message, "peer"))
-        answer: Message = {"t": KNOWS, "linked": other is not None}
-        if other is not None:
+        linked = other is not None and other.quiet_s < QUIET_S
+        answer: Message = {"t": KNOWS, "linked": linked}
+        if linked and other is not None:
             hosts = [link.address[0], other.address[0]]
             answer |= {"rtt": other.rtt, "relays": self._desk.open, "hosts": hosts}
         link.reply(message, answer)

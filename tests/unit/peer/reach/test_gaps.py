@@ -12,7 +12,7 @@ import pytest
 from p2pavg.errors import ProtocolError, UnreachableError
 from p2pavg.peer.dialling import SILENT_S, Dialler
 from p2pavg.peer.reach import rota
-from p2pavg.peer.reach.errands import KNOWS, Errands
+from p2pavg.peer.reach.errands import KNOWS, QUIET_S, Errands
 from p2pavg.peer.reach.gaps import Gaps
 from p2pavg.transport.links import pairing
 from tests.unit.transport.endpoints import Host
@@ -116,16 +116,21 @@ def test_a_rota_forgets() -> None:
 
 
 async def test_a_question_is_answered() -> None:
-    """A peer says whether it has a link to another; what is no question ends the link."""
+    """A peer says whether it has a link to another over which something comes; what is no question ends the
+    link.
+    """
     said: list[Any] = []
     link: Any = SimpleNamespace(
-        rtt=0.5, address=("192.0.2.1", 5), reply=lambda request, message: said.append(message)
+        rtt=0.5, quiet_s=0.0, address=("192.0.2.1", 5), reply=lambda request, message: said.append(message)
     )
     errands = Errands({A: link}, SimpleNamespace(open=True), set())
     errands.knows(link, {"t": KNOWS, "peer": A})
     errands.knows(link, {"t": KNOWS, "peer": B})
+    link.quiet_s = QUIET_S  # it may be dead, and nobody has closed its link
+    errands.knows(link, {"t": KNOWS, "peer": A})
     assert said == [
         {"t": KNOWS, "linked": True, "rtt": 0.5, "relays": True, "hosts": ["192.0.2.1", "192.0.2.1"]},
+        {"t": KNOWS, "linked": False},
         {"t": KNOWS, "linked": False},
     ]
     for nonsense in (None, b"short", "a" * 20):
