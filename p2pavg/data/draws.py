@@ -29,6 +29,7 @@ from p2pavg.errors import ConfigurationError
 AHEAD = 2.0  # a peer holds leases for so many epochs like its last one
 MOST_CLAIM_RUNS = 4096
 MOST_CLAIMED = 1 << 20  # positions of one peer, the lowest: others draw beyond these
+MOST_FRUITLESS = 8  # iterations that end with a pass and train nothing; a look at a batch or two is none
 BEYOND = 1 << 63  # all positions
 
 
@@ -66,6 +67,8 @@ class Draws:
         self._held: Runs = ()  # leases and claims, whatever became of them until they are consumed
         self._ready: Runs = ()  # of those, what was not given out
         self._out: tuple[Run, ...] = ()  # in the order in which it was given out
+        self._ended = False  # the loader came to the end of a pass, and nothing was trained since
+        self._fruitless = 0  # loaders in a row that did, and gave nothing to train
         self._trained: tuple[Run, ...] = ()  # in the order in which it was trained
         self._declared = 0  # positions in the contribution under way
         self._epoch_drew = 0  # positions in the last contribution that was counted
@@ -81,8 +84,20 @@ class Draws:
     # ---------------------------------------------------------------------- the loader
 
     def begin(self) -> None:
-        """A loader begins anew: what an earlier one was given and no step() counted is given out again."""
+        """A loader begins anew: what an earlier one was given and no step() counted is given out again.
+
+        Raises ConfigurationError when many in a row came to the end of the pass, and nothing was trained: it
+        would be the same for ever.
+        """
         with self._lock:
+            self._fruitless += self._ended and bool(self._out)
+            if self._fruitless >= MOST_FRUITLESS:
+                raise ConfigurationError(
+                    f"the loader came to the end of the pass, and none of the last {size(self._out)} samples "
+                    "reached a step(): where it drops a short last batch, use SwarmSampler(..., "
+                    "endless=True) or drop_last=False"
+                )
+            self._ended = False
             self._out = ()
             self._refresh()
 
@@ -102,6 +117,7 @@ class Draws:
                 self._claim()
             first, end = self._ready[0]
             if current_pass is not None and first // self.length != current_pass:
+                self._ended = True
                 return None
             run = first, min(end, first + most(first))
             self._ready = self._ready[1:] if run[1] == end else ((run[1], end), *self._ready[1:])
@@ -146,6 +162,7 @@ class Draws:
                 )
             gone, self._out = head(self._out, samples)
             self._trained += gone
+            self._ended, self._fruitless = False, 0
 
     @property
     def yielded(self) -> int:

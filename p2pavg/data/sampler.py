@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, get_worker_info
 
 from p2pavg.data.draws import Draws
 from p2pavg.data.permutation import EvenBlocks, Shards
+from p2pavg.data.runs import Run
 from p2pavg.errors import ConfigurationError
 
 MAX_LENGTH = 1 << 48
@@ -30,10 +31,35 @@ class _Drawing:
     """
 
     draws: Draws
+    _endless = False
+    _iterator: object = None  # whoever draws now
     user: Any = None  # a weak reference to the optimizer that it draws for
 
     def terms(self) -> str:
         """What all peers of a run must have in common, in one word."""
+        raise NotImplementedError
+
+    def _runs(self) -> Iterator[Run]:
+        """Positions to draw, to the end of the pass. Raises ConfigurationError where none can be counted."""
+        if get_worker_info() is not None:
+            raise ConfigurationError(
+                "a DataLoader worker iterates the sampler, whose copies would all draw the same: pass it to "
+                "the DataLoader as sampler=, or iterate it in the training process (num_workers=0)"
+            )
+        self.draws.begin()
+        self._iterator = me = object()
+        current: int | None = None
+        while (run := self.draws.next_run(current, self._fitting)) is not None:
+            current = None if self._endless else run[0] // self.draws.length
+            yield run
+            if self._iterator is not me:
+                raise ConfigurationError(
+                    "two loaders iterate one sampler in turns: end the first iteration before the next "
+                    "begins, so that each step() counts what was drawn for it"
+                )
+
+    def _fitting(self, first: int) -> int:
+        """How many positions from there on may be given out together."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
@@ -67,11 +93,12 @@ class SwarmSampler(_Drawing, Sampler[int]):
         block: neighbouring indices that are drawn together, so that storage is read in runs. Where a dataset
             is sorted (by class, by length), a block is one kind of sample: use 1, or shuffle it once.
         endless: iterating goes on with the next pass, so that all batches have one size, as Trainer,
-            Lightning and `drop_last=True` want them. Without it, a loader that drops a short last batch draws
-            the same samples again and again.
+            Lightning and `drop_last=True` want them. Without it, a loader that drops a short last batch would
+            draw the same samples for ever: iterating raises.
 
     Raises:
-        ConfigurationError: arguments that cannot work; iterating before an optimizer has it as `sampler=`.
+        ConfigurationError: arguments that cannot work; iterating before an optimizer has it as `sampler=`, in
+            a worker of a DataLoader, or by two loaders in turns.
     """
 
     def __init__(
@@ -89,10 +116,7 @@ class SwarmSampler(_Drawing, Sampler[int]):
         return f"SwarmSampler({blocks.length}, seed={blocks.seed}, block={blocks.block})"
 
     def __iter__(self) -> Iterator[int]:
-        self.draws.begin()
-        current: int | None = None
-        while (run := self.draws.next_run(current, self._fitting)) is not None:
-            current = None if self._endless else run[0] // self.draws.length
+        for run in self._runs():
             yield from map(self._blocks.index, range(*run))
 
     def _fitting(self, first: int) -> int:
@@ -141,11 +165,8 @@ class SwarmShards(_Drawing):
         return f"SwarmShards({len(self._urls)} shards {names}, seed={self._shards.seed})"
 
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
-        self.draws.begin()
-        current: int | None = None
-        while (run := self.draws.next_run(current, self._fitting)) is not None:
-            current = run[0] // self.draws.length
-            shard, first, end = self._shards.piece(run[0], run[1] - run[0])
+        for begins, ends in self._runs():
+            shard, first, end = self._shards.piece(begins, ends - begins)
             yield self._urls[shard], first, end
 
     def _fitting(self, first: int) -> int:

@@ -155,7 +155,7 @@ def label(offline: int, names: list[str]) -> str:
 
 def table(result: dict[str, Any]) -> Iterator[str]:
     """The result as lines for people."""
-    yield f"{result['samples']:,} samples, {result['workers']} workers; samples/s:"
+    yield f"{result['samples']:,} samples, {counted(result['workers'], 'worker')}; samples/s:"
     yield (
         f"  {'split':<32} {'codec':<5} {'one':>9} {'held':>9} {'workers':>9} {'from':>9} {'to':>9} "
         f"{'fed':>9} {'kB':>9} {'once':>20}"
@@ -180,4 +180,4 @@ def draw(figure: Any, result: dict[str, Any]) -> None:
         axes.legend()
     axes.invert_yaxis()
     axes.set_title("What each split feeds to training")
-    axes.set_xlabel(f"samples/s, {result['workers']} workers")
+    axes.set_xlabel(f"samples/s, {counted(result['workers'], 'worker')}")
