@@ -76,9 +76,10 @@ class Names:
 
 def in_turn(hosts: Sequence[str]) -> list[str]:
     """The first addresses of a name, of one family and the other in turn: either family may lead nowhere. One
-    of this machine or link alone, which the name of another machine cannot mean, is left out.
+    that holds on a link alone is left out, and so is loopback, unless the name is this machine's own.
     """
-    usable = [host for host in dict.fromkeys(hosts) if not is_loopback(host) and not is_link_local(host)]
+    told = [host for host in dict.fromkeys(hosts) if not is_link_local(host)]
+    usable = [host for host in told if not is_loopback(host)] or told
     first = [host for host in usable if family_of(host) == family_of(usable[0])]
     other = [host for host in usable if host not in first]
     pairs = itertools.zip_longest(first, other)

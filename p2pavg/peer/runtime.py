@@ -357,7 +357,9 @@ class Runtime:
         """Endpoint event."""
         if self._closed:
             return
-        self.view.report_dead(link.peer_id)
+        # Who only helps says nothing new when it lives after all, and whom this peer left is not dead.
+        if trains(link.hello) and link not in self._moves.left:
+            self.view.report_dead(link.peer_id)
         self.dht.review_address()  # the address of this machine may have changed
         self._dialler.link_down(link)
         self._introductions.link_down(link)

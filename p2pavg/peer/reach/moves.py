@@ -15,6 +15,7 @@ class Moves:
         """addresses: of the interfaces, now; an interface may have others that are not told."""
         self._addresses = addresses
         self._had = self._have = set(addresses())
+        self.left: list[Link] = []  # that were stranded at the last move
         self.moved = False  # the addresses are others than at the look before
 
     def stranded(self, links: Iterable[Link]) -> list[Link]:
@@ -24,4 +25,6 @@ class Moves:
         now = set(self._addresses())
         self.moved, self._have = now != self._have, now
         gone, self._had = self._had - now, self._had | now
-        return [link for link in links if link.local_host in gone]
+        stranded = [link for link in links if link.local_host in gone]
+        self.left = stranded or self.left
+        return stranded

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2pavg.membership.names import AGAIN_SECONDS, KEEP_SECONDS, Names
+from p2pavg.membership.names import AGAIN_SECONDS, KEEP_SECONDS, Names, in_turn
 from p2pavg.membership.table.address import Address, behind_one_router
 
 OUT, PORT = "203.0.113.9", 31330
@@ -65,6 +65,8 @@ async def test_a_name_leads_to_all_its_addresses(monkeypatch: pytest.MonkeyPatch
     resolver.names.numeric("home.example")
     assert await resolver.known() == ["2001:db8::5", "203.0.113.5", "2001:db8::6", "2001:db8::7"]
     assert resolver.names.numeric("203.0.113.7") == ["203.0.113.7"]
+    assert in_turn(["::1", "127.0.0.1", "fe80::5"]) == ["::1", "127.0.0.1"]  # localhost
+    assert in_turn([]) == []
 
 
 @pytest.mark.parametrize(

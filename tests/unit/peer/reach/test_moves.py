@@ -15,8 +15,16 @@ def test_links_from_an_address_that_is_gone_are_stranded() -> None:
     moves = Moves(lambda: here)
     links: list[Any] = [SimpleNamespace(local_host=host) for host in ("10.0.0.2", "127.0.0.1", "10.0.0.3")]
     assert moves.stranded(links) == []  # the last one's address is the second one of an interface
+    assert not moves.moved
     here[:] = ["127.0.0.1", "192.168.1.7"]
     assert moves.stranded(links) == links[:1]
+    assert moves.moved
+    assert moves.stranded(links[1:]) == []
+    assert moves.left == links[:1]  # still, when their end is told later
+    assert not moves.moved
+    here[:] = ["127.0.0.1", "192.168.1.7", "10.8.0.2"]  # a second interface comes up
+    assert moves.stranded(links[1:]) == []
+    assert moves.moved
     links.append(SimpleNamespace(local_host="192.168.1.7"))
     assert moves.stranded(links) == links[:1]
     here[:] = ["10.0.0.2", "127.0.0.1"]
