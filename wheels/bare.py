@@ -1,9 +1,12 @@
-"""`python -m wheels.bare WHEEL`: install it beside torch without a compiler, and run the unit tests there."""
+"""`python -m wheels.bare WHEEL`: install it beside torch without a compiler, and run the unit tests there,
+with each Python of this machine that it fits.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +15,8 @@ import time
 import tomllib
 from pathlib import Path
 
-from wheels.__main__ import ROOT
+from wheels.__main__ import NEWEST, ROOT
+from wheels.__main__ import found as python
 
 MOST_S = 20.0  # that installing may take once torch and the other requirements are there
 EXTRAS = "monitor,plot"  # which the tests use, too
@@ -27,17 +31,30 @@ def main() -> int:
     """The exit code is the tests'; 1 when installing took too long or the native module is not used."""
     parser = argparse.ArgumentParser(prog="python -m wheels.bare", description="Tries a wheel.")
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--python", default=sys.executable, help="the Python to try; default: this one")
+    parser.add_argument("--python", nargs="+", help="those to try; default: all here that the wheel fits")
     parser.add_argument(
         "--torch", default="torch>=2.11", help="what pip installs as torch; default: %(default)s"
     )
     parser.add_argument("tests", nargs="*", default=["tests/unit"], help="default: tests/unit")
     args = parser.parse_intermixed_args()
-    with tempfile.TemporaryDirectory(prefix="p2pavg-bare-") as folder:
-        return tried(args.wheel.resolve(), args.python, args.torch, args.tests, Path(folder))
+    pythons = args.python or [found for minor in fitting(args.wheel.name) if (found := python(minor))]
+    if not pythons:
+        parser.error(f"no Python that {args.wheel.name} fits is here")
+    code = 0
+    for one in pythons:
+        print(f"with {one}", flush=True)
+        with tempfile.TemporaryDirectory(prefix="p2pavg-bare-") as folder:
+            code |= tried(args.wheel.resolve(), one, args.torch, args.tests, Path(folder))
+    return code
 
 
-def tried(wheel: Path, python: str, torch: str, tests: list[str], folder: Path) -> int:
+def fitting(name: str) -> range:
+    """Which Pythons 3 a wheel of this name fits, by their minor numbers."""
+    (least,) = re.findall(r"-cp3(\d+)-", name)
+    return range(int(least), NEWEST + 1) if "-abi3-" in name else range(int(least), int(least) + 1)
+
+
+def tried(wheel: Path, python: str | Path, torch: str, tests: list[str], folder: Path) -> int:
     """Install and test in `folder`."""
     venv = folder / "venv"
     subprocess.run([python, "-m", "venv", venv], check=True)

@@ -34,3 +34,9 @@ def test_what_the_tests_are_run_with_is_what_developers_have() -> None:
         "hypothesis",
     ):
         assert any(one.startswith(name) for one in wanted), name
+
+
+def test_a_wheel_is_tried_with_each_python_that_it_fits() -> None:
+    """The stable ABI fits all later ones."""
+    assert list(bare.fitting("p2pavg-0.1.0-cp311-cp311-linux_x86_64.whl")) == [11]
+    assert list(bare.fitting("p2pavg-0.1.0-cp312-abi3-linux_x86_64.whl"))[:3] == [12, 13, 14]
