@@ -49,6 +49,9 @@ try:
             drawn += 4
             opt.step()
 finally:
+    last = opt.last_report
+    if last is not None and not last.members:  # what was lost by leaving
+        told(last)
     print("drew", drawn, flush=True)
 """
 
