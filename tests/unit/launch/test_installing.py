@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from p2pavg.launch import remote
+from p2pavg.launch.ssh import MachineError
 from p2pavg.launch.wheel import Wheels
 from tests.unit.launch.fleet import World, package
 
@@ -56,3 +59,18 @@ def test_an_installation_obeys_constraints_and_mends_what_is_broken(
     shutil.rmtree(pip_of_it)
     install()
     assert {"leaf==2.0", "p2pavg==0.1"} <= set(versions(python))
+
+
+def test_two_launches_that_install_into_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one waits for the first, and says so when that does not end; nothing is touched."""
+    world = World(tmp_path, monkeypatch)
+    folder = world.machine("one") / ".p2pavg" / "r" / "one"
+    folder.mkdir(parents=True)
+    world.swarm("one", install=True)
+    monkeypatch.setattr(remote, "OTHER_S", 0)
+    fleet, wheels = world.fleet(), Wheels([package(tmp_path, "p2pavg", "0.1")])
+    with (folder / "installing").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(MachineError, match="one: another launch has been installing there for 0 s"):
+            fleet.remotes["one"].install(sys.executable, wheels, fleet.swarm)
+    assert not (folder / "venv").exists()
