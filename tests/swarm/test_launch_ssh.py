@@ -138,7 +138,7 @@ def test_a_swarm_is_started_looked_at_enlarged_and_stopped(machines: Machines) -
     file = machines.swarm("one", "two", "gone")
     code, said = machines.launch(str(script), "--swarm", str(file), "--", "--deep")
     assert code == 1, said
-    assert re.search(r"^gone cannot be reached \(.*refused\); try 'ssh gone'$", said, re.M), said
+    assert re.search(r"^gone cannot be reached \(.*refused\); try 'ssh -F .* gone'$", said, re.M), said
     assert re.search(r"^one: peer [0-9a-f]{8} at 127.0.0.1:\d+, epoch \d+, \w+$", said, re.M), said
     assert "2 peers of 3 in the table" in said
 
