@@ -203,3 +203,13 @@ async def test_bad_addresses_are_clear_errors() -> None:
     with pytest.raises(AddressInUseError, match="taken"):
         await DHT.start(Identity.generate(), host="127.0.0.1", port=node.port)
     await node.stop()
+
+
+async def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is asked, in the order of the record and of the name, and none twice."""
+    async with swarm(1) as (_, (view,)):
+        told = (("peer.example", 5), ("203.0.113.5", 5), ("203.0.113.5", 6))
+        known = {"peer.example": ["2001:db8::5", "203.0.113.5"]}
+        monkeypatch.setattr(view._places._names, "numeric", lambda host: known.get(host, [host]))
+        found = view._places._numeric(PeerInfo(b"7" * 20, told))
+        assert found == [("2001:db8::5", 5), ("203.0.113.5", 5), ("203.0.113.5", 6)]
