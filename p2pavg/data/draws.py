@@ -27,8 +27,10 @@ from p2pavg.data.runs import (
 from p2pavg.errors import ConfigurationError
 
 AHEAD = 2.0  # a peer holds leases for so many epochs like its last one
+PIECES = 256  # of a pass that are claimed one at a time, so that blocks of one sample make no endless list
 MOST_CLAIM_RUNS = 4096
 MOST_CLAIMED = 1 << 20  # positions of one peer, the lowest: others draw beyond these
+MOST_AT_A_TIME = MOST_CLAIMED >> 4
 MOST_FRUITLESS = 8  # iterations that end with a pass and train nothing; a look at a batch or two is none
 BEYOND = 1 << 63  # all positions
 
@@ -53,9 +55,10 @@ class Draws:
     """
 
     def __init__(self, length: int, block: int) -> None:
-        """length: positions of a pass. block: how many are claimed at a time."""
+        """length: positions of a pass. block: how many are drawn together."""
         self.length = length
         self._block = block
+        self._piece = -(-max(block, min(length // PIECES, MOST_AT_A_TIME)) // block) * block
         self._lock = threading.RLock()
         self._me: bytes | None = None
         self._peers: Callable[[], Collection[bytes]] = tuple
@@ -137,9 +140,9 @@ class Draws:
         of_pass = intersection(free, ((0, (free[0][0] // self.length + 1) * self.length),))
         begins = 0
         if len(names) > 1:
-            begins = int.from_bytes(me, "big") * pieces(of_pass, self._block) >> 8 * notes.NAME_BYTES
-        piece = first_piece(of_pass, taken, self._block, *mine, begins)
-        piece = piece or first_piece(free, taken, self._block, *mine)
+            begins = int.from_bytes(me, "big") * pieces(of_pass, self._piece) >> 8 * notes.NAME_BYTES
+        piece = first_piece(of_pass, taken, self._piece, *mine, begins)
+        piece = piece or first_piece(free, taken, self._piece, *mine)
         self._held = union(self._held, piece)
         self._refresh()
         self._tell()
@@ -147,7 +150,7 @@ class Draws:
     def _free(self) -> Runs:
         """What nobody has a lease for and is not consumed; beyond all that is, in a run of its own."""
         used = union(self.ledger.consumed, *self.ledger.leases.values())
-        end = -(-(used[-1][1] if used else 0) // self._block) * self._block
+        end = -(-(used[-1][1] if used else 0) // self._piece) * self._piece
         return (*difference(((0, end),), used), (end, BEYOND))
 
     # ---------------------------------------------------------------------- the training loop

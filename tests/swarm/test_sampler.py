@@ -114,7 +114,11 @@ def indices_of(report: RoundReport) -> Counter[int]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("options", [{}, {"delay_updates": True}], ids=["waiting", "delayed"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"delay_updates": True}, {"outer": Outer(lr=1.0, overlap=2), "compression": "fp16"}],
+    ids=["waiting", "delayed", "outer"],
+)
 def test_each_index_is_in_one_average_per_pass(options: dict[str, Any]) -> None:
     """A peer is killed, one leaves, one joins, one discards: each index is averaged once per pass."""
 
@@ -143,7 +147,8 @@ def test_each_index_is_in_one_average_per_pass(options: dict[str, Any]) -> None:
         assert not each.is_alive(), "a peer hangs"
         assert each.failure is None, each.failure
     total: Counter[int] = Counter()
-    assert [indices_of(report) for report in first.told] == first.averaged[: len(first.told)]
+    if "outer" not in options:  # there gradients tell what is in an average
+        assert [indices_of(report) for report in first.told] == first.averaged[: len(first.told)]
     for report in first.told:
         epoch = report.epoch
         said = indices_of(report)

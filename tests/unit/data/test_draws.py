@@ -183,7 +183,7 @@ def test_peers_that_know_different_others_draw_apart() -> None:
         ids = [rng.randbytes(32) for _ in range(6)]
         drawn: list[Runs] = []
         for number, each in enumerate(ids):
-            draws, known = Draws(100 * 64, 64), ids[: rng.randint(1, 6)] if number else []
+            draws, known = Draws(200 * 64, 64), ids[: rng.randint(1, 6)] if number else []
             draws.attach(each, partial(list, known), lambda: None)
             drawn.append(union([run for _ in range(8) if (run := draws.next_run(None, lambda _: 8))]))
         assert drawn[0] == ((0, 64),)
@@ -300,6 +300,21 @@ def test_a_contribution_costs_few_bytes() -> None:
         drawn = union(*[((p, p + 1),) for p in member.accumulated])
         runs = len(drawn) + len(unpacked(member.draws.claims(), 4096))
         assert len(said) <= 100 * max(1, runs)
+
+
+def test_blocks_of_one_sample_are_claimed_together() -> None:
+    """A long first epoch over single samples, without a lease: the contribution names few runs, and is
+    understood.
+    """
+    draws = Draws(1_000_000, 1)
+    draws.attach(b"a" * 20, lambda: [b"b" * 20], lambda: None)
+    while size(draws._out) < 40_000:
+        draws.next_run(None, lambda _: 16)
+    draws.trained(40_000)
+    understood = heard(draws.say(b"", 40_000))
+    assert understood is not None
+    assert size(understood[1].drawn) == 40_000
+    assert len(understood[1].drawn) < 20
 
 
 def test_prefetched_samples_are_given_out_again() -> None:
