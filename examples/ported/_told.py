@@ -29,8 +29,10 @@ def mine(rows: torch.Tensor, args: argparse.Namespace) -> torch.Tensor:
 
 
 def meet(optimizer: CollaborativeOptimizer, args: argparse.Namespace) -> None:
-    """Wait for the other parts, so that all begin with the first step."""
-    print(f"join with: --initial-peers {optimizer.peer.address}", flush=True)
+    """Say how the next part is started. Wait for the others, so that all begin with the first step."""
+    if args.part + 1 < args.parts:
+        join = f"python {sys.argv[0]} --part {args.part + 1} --parts {args.parts}"
+        print(f"join with: {join} --initial-peers {optimizer.peer.address}", flush=True)
     optimizer.peer.wait_for_peers(args.parts - 1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 from collections.abc import Iterator
 
 import pytest
@@ -27,8 +28,9 @@ LAUNCHED = {  # by what starts the first part, and the second one
 
 @pytest.mark.parametrize("name", ["nanogpt", "ppo", "imagenet", "accelerate_loop", "ddp_tutorial"])
 def test_a_ported_script_trains_as_it_did_alone(start: Terminal, name: str) -> None:
-    """Two parts end with equal bits; losses, learning rates and steps are those of the script alone with the
-    batches of both, and no warning is drawn, whatever starts them.
+    """Two parts, the second of which the printed line starts, end with equal bits; losses, learning rates and
+    steps are those of the script alone with the batches of both, and no warning is drawn, whatever starts
+    them.
     """
     if name == "accelerate_loop" and importlib.util.find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed")
@@ -36,8 +38,9 @@ def test_a_ported_script_trains_as_it_did_alone(start: Terminal, name: str) -> N
     whole = start(script, "--alone")
     by = LAUNCHED.get(name, ((), ()))
     first = start(*by[0], script)
-    address = first.line_with("join with").split()[-1]
-    second = start(*by[1], script, "--part", "1", "--initial-peers", address)
+    printed = shlex.split(first.line_with("join with").split(": ", 1)[1])
+    assert printed[:2] == ["python", script]
+    second = start(*by[1], *printed[1:])
     alone, one, other = (_told(made) for made in (whole, first, second))
     assert one["digest"] == other["digest"]
     assert one["rates"] == other["rates"] == pytest.approx(alone["rates"], rel=1e-12)
