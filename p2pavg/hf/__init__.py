@@ -129,10 +129,13 @@ def _whole_steps(loader: Any, every: int, ended: Callable[[], None]) -> None:
 
 
 def _own_order(loader: Any, seed: int) -> None:
-    """Samplers that draw from torch's generator, seeded alike on all peers, get one of their own."""
-    sampler: Any = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    if getattr(sampler, "generator", seed) is None:
+    """Samplers whose order is the same in all processes get a seed of this one."""
+    batches = getattr(loader, "batch_sampler", None)
+    sampler: Any = getattr(batches, "sampler", None)
+    if getattr(sampler, "generator", seed) is None:  # it draws from torch's, which Trainer seeds
         sampler.generator = torch.Generator().manual_seed(seed)
+    if type(batches).__name__ == "BatchRebalanceSampler":
+        vars(batches)["seed"] = seed
 
 
 def _keep_scaled(scaler: torch.amp.GradScaler, opt: CollaborativeOptimizer) -> None:

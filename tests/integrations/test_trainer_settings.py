@@ -89,13 +89,14 @@ def test_an_evaluation_waits_for_eval_delay(tmp_path: Path) -> None:
     assert [entry["step"] for entry in trainer.state.log_history if "eval_runtime" in entry] == [5, 6, 7, 8]
 
 
-def test_peers_that_group_by_length_draw_other_orders(tmp_path: Path) -> None:
-    """The sampler of group_by_length draws from a generator that Trainer seeds alike everywhere; here each
-    process has its own.
+@pytest.mark.parametrize("strategy", ["group_by_length", "batch_rebalance"])
+def test_peers_that_group_by_length_draw_other_orders(strategy: str, tmp_path: Path) -> None:
+    """These samplers have the same seed in all processes, which Trainer shares out between ranks; each peer
+    has its own.
     """
     data = [row | {"input_ids": [0] * 3} for row in rows(0, 1)]
     first, second = (
-        train(tmp_path, data, train_sampling_strategy="group_by_length", max_steps=2)[0] for _ in range(2)
+        train(tmp_path, data, train_sampling_strategy=strategy, max_steps=2)[0] for _ in range(2)
     )
     assert not torch.equal(torch.cat(first.batches), torch.cat(second.batches))
 
