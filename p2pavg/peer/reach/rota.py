@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
 MOST_ASKED = 8  # at once, about one peer
+MOST_KNOWING = 4  # of these, while others are left: who knows the peer is not always of use
 MOST_PEERS = (
     512  # about which members were asked: of those beyond, the one asked about longest ago is forgotten
 )
@@ -23,8 +24,8 @@ M = TypeVar("M", bound=Member)
 
 
 class Rota:
-    """Those that knew the peer the last time come first, then those that were never asked, then those that
-    were asked longest ago: so everybody is asked in the end, a few at a time.
+    """A few of those that knew the peer the last time come first, then those that were never asked, then
+    those that were asked longest ago: so everybody is asked in the end, a few at a time.
     """
 
     def __init__(self) -> None:
@@ -40,8 +41,10 @@ class Rota:
         turns = {member: turn for member, turn in self._turns.get(about, {}).items() if member in ids}
         knew = self._knew.setdefault(about, set())
         knew &= ids
-        order = sorted(able, key=lambda member: (member.peer_id not in knew, turns.get(member.peer_id, 0)))
-        chosen = order[:MOST_ASKED]
+        order = sorted(able, key=lambda member: turns.get(member.peer_id, 0))
+        knowing = [member for member in order if member.peer_id in knew]
+        others = [member for member in order if member.peer_id not in knew]
+        chosen = [*knowing[:MOST_KNOWING], *others, *knowing[MOST_KNOWING:]][:MOST_ASKED]
         turns |= {member.peer_id: self._turn for member in chosen}
         self._turns[about] = turns
         self._turns.move_to_end(about)

@@ -98,6 +98,22 @@ async def test_one_word_of_a_gap_is_enough() -> None:
     gaps.close()
 
 
+def test_those_that_know_a_peer_leave_room_for_others() -> None:
+    """However many know it, and are of no use: whoever was never asked is asked in the end."""
+    here = rota.Rota()
+    members = [SimpleNamespace(peer_id=bytes([number]) * 20) for number in range(2 * rota.MOST_ASKED)]
+    asked = set()
+    for _ in range(4):
+        chosen = here.next(A, members)
+        assert len({member.peer_id for member in chosen}) == rota.MOST_ASKED
+        asked |= {member.peer_id for member in chosen}
+        for member in chosen:
+            here.told(A, member.peer_id, knows=True)
+    assert len(asked) == len(members)
+    assert here.next(A, members[: rota.MOST_ASKED]) != []
+    assert len(here.next(A, members[: rota.MOST_ASKED])) == rota.MOST_ASKED  # all that there are
+
+
 def test_a_rota_forgets() -> None:
     """Who left is not asked, who stopped knowing comes last, and what is kept of peers is bounded."""
     here = rota.Rota()
