@@ -13,7 +13,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from p2pavg.membership.table.address import family_of, is_link_local, is_loopback, is_numeric, normalise
+from p2pavg.membership.table.address import (
+    can_be_of_peer,
+    family_of,
+    is_link_local,
+    is_loopback,
+    is_numeric,
+    normalise,
+)
 
 MAX_NAMES = 256
 MAX_ADDRESSES = 4  # of one name
@@ -78,7 +85,7 @@ def in_turn(hosts: Sequence[str]) -> list[str]:
     """The first addresses of a name, of one family and the other in turn: either family may lead nowhere. One
     that holds on a link alone is left out, and so is loopback, unless the name is this machine's own.
     """
-    told = [host for host in dict.fromkeys(hosts) if not is_link_local(host)]
+    told = [host for host in dict.fromkeys(hosts) if can_be_of_peer(host) and not is_link_local(host)]
     usable = [host for host in told if not is_loopback(host)] or told
     first = [host for host in usable if family_of(host) == family_of(usable[0])]
     other = [host for host in usable if host not in first]

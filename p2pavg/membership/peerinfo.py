@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgpack
 
+from p2pavg.membership.table.address import can_be_of_peer, plain
 from p2pavg.membership.table.wire import MALFORMED
 from p2pavg.printable import printable
 
@@ -79,7 +80,9 @@ class PeerInfo:
 
     @classmethod
     def decode(cls, value: bytes, peer_id: bytes, incarnation: int) -> PeerInfo | None:
-        """The inverse of `encode`; None when no correct peer writes such a value."""
+        """The inverse of `encode`; None when no correct peer writes such a value. Addresses that no peer can
+        have are left out.
+        """
         try:
             fields = msgpack.unpackb(value)
         except MALFORMED:
@@ -117,7 +120,7 @@ class PeerInfo:
             return None
         return cls(
             peer_id,
-            tuple((host, port) for host, port in addresses),
+            tuple((plain(host), port) for host, port in addresses if can_be_of_peer(host)),
             client_only,
             printable(region),
             epoch,

@@ -70,8 +70,8 @@ class PortMapping:
         self._left[protocol] = wanted if before is None else before
         try:
             mapped = await self._lessor.lease(protocol, self._port, wanted)
-            if not mapped.lease_s:
-                raise GatewayRefusal("the gateway gives the port for no time at all")
+            if not (mapped.lease_s and mapped.port):
+                raise GatewayRefusal("the gateway gives no port, or gives it for no time at all")
         except GatewayRefusal:
             if before is None:
                 del self._left[protocol]

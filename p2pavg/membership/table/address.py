@@ -90,6 +90,29 @@ def normalise(sockaddr: tuple[object, ...]) -> Address:
     return host, port
 
 
+@functools.lru_cache(maxsize=4096)
+def plain(host: str) -> str:
+    """A numeric address as people write it, IPv4 in IPv6 unwrapped; a name as it is."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    mapped = address.ipv4_mapped if address.version == 6 else None
+    return str(mapped or address)
+
+
+@functools.lru_cache(maxsize=4096)
+def can_be_of_peer(host: str) -> bool:
+    """Whether a peer may be at a host: false for addresses that stand for all machines, or for none. Whoever
+    dials the unspecified one gets to its own machine.
+    """
+    try:
+        address = ipaddress.ip_address(plain(host))
+    except ValueError:
+        return True  # a name
+    return not (address.is_multicast or address.is_unspecified or str(address) == "255.255.255.255")
+
+
 @functools.lru_cache(maxsize=1024)
 def is_link_local(host: str) -> bool:
     """Whether an address holds on one link only, so that nobody elsewhere can use it."""
@@ -151,13 +174,9 @@ def unpack_address(data: bytes) -> Address | None:
     """
     if len(data) != PACKED_ADDRESS_BYTES:
         return None
-    ip: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.IPv6Address(data[:16])
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
+    host = plain(str(ipaddress.IPv6Address(data[:16])))
     port = int.from_bytes(data[16:], "big")
-    if port == 0 or ip.is_multicast or ip.is_unspecified or (ip.version == 4 and int(ip) == 0xFFFFFFFF):
-        return None
-    return str(ip), port
+    return (host, port) if port and can_be_of_peer(host) else None
 
 
 def primary_address(family: socket.AddressFamily = socket.AF_INET) -> str | None:

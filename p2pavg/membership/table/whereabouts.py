@@ -10,7 +10,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from p2pavg.membership.table.address import Address, family_of, is_link_local, is_loopback
+from p2pavg.membership.table.address import (
+    Address,
+    can_be_of_peer,
+    family_of,
+    is_link_local,
+    is_loopback,
+)
 from p2pavg.membership.table.wire import Contact
 from p2pavg.networks import is_private, network_of
 
@@ -128,7 +134,8 @@ def announceable(
         by_others = [(host, mapped[1]) for host in translated]
         led = [address for address in by_others if tried.get(address)]
         given = {host for host, _ in led}
-        if not led and not any(address in tried for address in by_others):
+        # A gateway without a connection to its provider tells 0.0.0.0.
+        if not led and can_be_of_peer(mapped[0]) and not any(address in tried for address in by_others):
             led = [mapped]
     # Whoever answers at such a router's other ports is another machine inside.
     direct = [(host, port) for host in (*outside, *unseen) if host not in given]

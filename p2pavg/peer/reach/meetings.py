@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ GREETING_S = 5.0
 SILENT_S = 2.0  # a link that was not heard for so long may be dead
 IMPROVE_S = (60.0, 3600.0)  # the first pause before a relayed link is to become a direct one, and the longest
 FAR_S = 0.15  # a round trip through the relay, from which on the first data stream is prepared in advance
+MOST_ANSWERED, MOST_OF_ONE = 128, 64  # meetings at once that others asked for: each takes three sockets
 MOST_WORDS = 3  # members through which the other side is told, where it cannot be told or cannot answer
 
 Places = Callable[[bytes], Sequence[punching.Address]]
@@ -54,6 +56,7 @@ class Meetings:
         self._places = places
         self._common = CommonMembers(endpoint)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._answered: Counter[bytes] = Counter()  # by whose link the word came over
         self._impassable = Impassable()
 
     def link_down(self, link: Link) -> None:
@@ -136,7 +139,8 @@ class Meetings:
             except (P2PAvgError, OSError, TimeoutError) as error:
                 raise _NotMetError(f"no member tells what the NAT makes of a port ({error})") from None
             theirs = await self._told(helper.link, {"to": peer}, mine, helper.link.peer_id, helper.rtt_s)
-            sock = await port.meet(punching.targets(mine, theirs), helper.rtt_s, speaks=True)
+            targets = punching.on_word(punching.targets(mine, theirs), helper.link.local_host)
+            sock = await port.meet(targets, helper.rtt_s, speaks=True)
         sock.way = Way.PUNCHED
         link = await self._endpoint.greet(sock, peer, partial(self._stream, peer), GREETING_S)
         logger.info("peer %s is linked through both sides' NATs", short_id(peer))
@@ -245,10 +249,17 @@ class Meetings:
         coordinated = "from" in message
         if coordinated:
             peer_in(message, "from")
-        if not self._errands.admits(link, coordinated=coordinated):
+        peer = link.peer_id
+        full = self._answered.total() >= MOST_ANSWERED or self._answered[peer] >= MOST_OF_ONE
+        if full or not self._errands.admits(link, coordinated=coordinated):
             link.reply(message, {"t": PUNCH, "no": "busy"})
             return
-        self._spawn(self._answer(link, message, offer, coordinated=coordinated))
+        self._answered[peer] += 1
+        task = self._spawn(self._answer(link, message, offer, coordinated=coordinated))
+        task.add_done_callback(partial(self._was_answered, peer))
+
+    def _was_answered(self, peer: bytes, task: asyncio.Task[None]) -> None:
+        self._answered -= Counter([peer])  # none of them stay with a count of zero
 
     async def _answer(
         self, link: Link, message: Message, offer: punching.Offer, *, coordinated: bool
@@ -273,8 +284,9 @@ class Meetings:
         with port:
             try:
                 mine = await self._observe(port, at)
-                targets = punching.targets(mine, offer.at)
-                if not coordinated:
+                if coordinated:
+                    targets = punching.on_word(punching.targets(mine, offer.at), link.local_host)
+                else:
                     targets = punching.at_host(link.address[0], mine, offer.at)
             except (P2PAvgError, OSError, TimeoutError) as error:
                 self._refuse(link, message, error)

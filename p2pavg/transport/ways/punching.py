@@ -15,6 +15,7 @@ from typing import Any
 
 from p2pavg.errors import ProtocolError, UnreachableError
 from p2pavg.identity import PEER_ID_BYTES
+from p2pavg.membership.table.address import can_be_of_peer, is_link_local, is_loopback, plain
 from p2pavg.transport.links.handshake import is_address
 
 Address = tuple[str, int]
@@ -104,6 +105,24 @@ def targets(mine: Sequence[Address], theirs: Sequence[Address]) -> list[Address]
     """
     outside, inside = theirs[0], theirs[1:]
     return [outside, *(inside if outside[0] == mine[0][0] else ())]
+
+
+def on_word(found: Sequence[Address], local_host: str) -> list[Address]:
+    """Those of the addresses that are dialled on the word of a member to which this side talks from
+    `local_host`: none of this machine, unless the member is on it as well, and none of one link. Raises
+    UnreachableError when none is left.
+    """
+    here = is_loopback(local_host)
+    hosts = {host: plain(host) for host, _ in found}
+    may = {
+        host
+        for host, it in hosts.items()
+        if can_be_of_peer(it) and not is_link_local(it) and (here or not is_loopback(it))
+    }
+    left = [address for address in found if address[0] in may]
+    if not left:
+        raise UnreachableError("a meeting is to be at an address that nobody else can have")
+    return left
 
 
 def at_host(host: str, mine: Sequence[Address], theirs: Sequence[Address]) -> list[Address]:

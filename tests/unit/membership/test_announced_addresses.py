@@ -45,6 +45,9 @@ GIVEN = (OUT, 4242)
             [GIVEN, (LAN, PORT)],
         ),
         ([OUT], [LAN], (INNER, 4242), {GIVEN: False, (OUT, PORT): False}, [(OUT, PORT)]),
+        # the gateway has no connection to its provider yet
+        ([OUT], [LAN], ("0.0.0.0", 4242), {}, [(OUT, PORT), (LAN, PORT)]),
+        ([], [LAN], ("0.0.0.0", 4242), {}, [(LAN, PORT)]),
         # others inside see it at a bridge of its machine, where nobody outside gets through
         (
             [OUT, "172.17.0.1"],
@@ -140,3 +143,18 @@ async def test_nobody_is_dialled_at_an_address_of_one_link() -> None:
     finally:
         view.close()
         await node.stop()
+
+
+def test_a_record_names_no_address_that_stands_for_many_machines() -> None:
+    """The unspecified address would lead a reader to its own machine. IPv4 in IPv6 counts as IPv4, so that
+    loopback and link-local addresses are known as such.
+    """
+    told = ("0.0.0.0", "::", "224.0.0.1", "255.255.255.255", "::ffff:0.0.0.0", "::ffff:127.0.0.1", OUT)
+    info = PeerInfo(b"7" * 20, tuple((host, PORT) for host in told))
+    read = PeerInfo.decode(info.encode(), info.peer_id, 1)
+    info = PeerInfo(b"7" * 20, tuple((host, PORT) for host in told[4:]))
+    again = PeerInfo.decode(info.encode(), info.peer_id, 1)
+    assert read is not None
+    assert again is not None
+    assert again.addresses == (("127.0.0.1", PORT), (OUT, PORT))
+    assert read.addresses == again.addresses[:1]

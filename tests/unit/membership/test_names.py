@@ -66,6 +66,7 @@ async def test_a_name_leads_to_all_its_addresses(monkeypatch: pytest.MonkeyPatch
     assert await resolver.known() == ["2001:db8::5", "203.0.113.5", "2001:db8::6", "2001:db8::7"]
     assert resolver.names.numeric("203.0.113.7") == ["203.0.113.7"]
     assert in_turn(["::1", "127.0.0.1", "fe80::5"]) == ["::1", "127.0.0.1"]  # localhost
+    assert in_turn(["0.0.0.0", "::", "224.0.0.1", "203.0.113.5"]) == ["203.0.113.5"]
     assert in_turn([]) == []
 
 

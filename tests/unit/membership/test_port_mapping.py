@@ -215,12 +215,13 @@ async def test_close_removes_what_is_on_its_way(answered: int) -> None:
     assert lessor.leased == {}
 
 
-async def test_a_lease_of_no_time_is_a_refusal() -> None:
-    """A gateway that gives the port for zero seconds is asked again later, and not at once."""
+@pytest.mark.parametrize(("port", "seconds"), [(5, 0), (0, 600)])
+async def test_a_lease_of_nothing_is_a_refusal(port: int, seconds: int) -> None:
+    """A gateway that gives the port for zero seconds, or port 0, is asked again later, and not at once."""
 
     class Zero(SlowLessor):
         async def lease(self, protocol: str, inside: int, outside: int, lease_s: int = 600) -> Mapped:
-            return Mapped(OUTSIDE, outside, 0, 1)
+            return Mapped(OUTSIDE, port, seconds, 1)
 
     mapping = PortMapping(Zero(), 5, lambda where: None)
     with pytest.raises(GatewayRefusal, match="no time"):

@@ -256,6 +256,27 @@ async def test_nonsense_ends_the_link(message: dict[str, object]) -> None:
         assert await two.link_to(member).alive(10.0)
 
 
+async def test_nobody_has_a_peer_hold_more_sockets_than_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks to be met many times at once is told to come again; the sockets are free after that."""
+    over = asyncio.Event()
+
+    async def waits(self: Hole, *args: Any, **options: Any) -> CountedSocket:
+        await over.wait()
+        raise UnreachableError("nobody came")
+
+    monkeypatch.setattr(Hole, "meet", waits)
+    monkeypatch.setattr(meetings, "MOST_OF_ONE", 3)
+    async with three() as (one, two, member):
+        link = await one.connect(two)
+        offer = {"t": "punch", "at": [["127.0.0.1", 9]], "by": member.id, "rtt": 0.0}
+        answers = await asyncio.gather(*(link.request(dict(offer), 10.0) for _ in range(8)))
+        assert sum("at" in answer for answer in answers) == 3
+        assert sum(answer.get("no") == "busy" for answer in answers) == 5
+        over.set()
+        await until(lambda: not two.introductions._meetings._answered)
+        assert "at" in await link.request(dict(offer), 10.0)
+
+
 async def test_a_relayed_link_becomes_a_direct_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever could not be met at first is tried again, and a link that nobody relays takes the place."""
     monkeypatch.setattr(meetings, "IMPROVE_S", (0.2, 0.2))

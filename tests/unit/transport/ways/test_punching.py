@@ -27,6 +27,33 @@ def test_two_unknown_ports_never_meet() -> None:
     assert not any(punching.can_meet(one, other) for one, other in itertools.product(strict, strict))
 
 
+@pytest.mark.parametrize(
+    ("host", "local", "may"),
+    [
+        (THERE[0], "192.168.1.5", True),
+        ("192.168.1.7", "192.168.1.5", True),
+        ("127.0.0.1", "127.0.0.1", True),
+        ("::1", "::1", True),
+        ("127.0.0.1", "192.168.1.5", False),
+        ("::1", "2001:db8::5", False),
+        ("::ffff:127.0.0.1", "2001:db8::5", False),
+        ("169.254.169.254", "192.168.1.5", False),
+        ("::ffff:169.254.169.254", "2001:db8::5", False),
+        ("fe80::1", "2001:db8::5", False),
+        ("0.0.0.0", "192.168.1.5", False),
+        ("127.0.0.1", "", False),
+    ],
+)
+def test_no_word_of_others_leads_to_this_machine(host: str, local: str, may: bool) -> None:
+    """A member that says where a third peer is names no port of this machine, nor one of its link."""
+    if may:
+        assert punching.on_word([(host, 22)], local) == [(host, 22)]
+    else:
+        assert punching.on_word([(host, 22), THERE], local) == [THERE]
+        with pytest.raises(UnreachableError, match="nobody else"):
+            punching.on_word([(host, 22)], local)
+
+
 @pytest.mark.parametrize("filtering", Dependence)
 def test_one_unknown_port_needs_a_filter_that_does_not_ask_for_it(filtering: Dependence) -> None:
     """Of one such NAT the other must let in every port of an address that was called."""
