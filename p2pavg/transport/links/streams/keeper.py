@@ -63,11 +63,11 @@ class StreamKeeper:
             lacking = wanted - len(self._engine.streams(link.id))
             if lacking > 0:
                 if self._failures:
-                    await asyncio.sleep(self._pause())
+                    await self._wait()
                 opened = await asyncio.gather(*(self._open(next(self._numbers)) for _ in range(lacking)))
                 good = any(opened) if link.opener is None else self._is_enough(wanted)
                 self._failures = 0 if good else self._failures + 1
-                if link.opener is not None and self._failures > _MOST_FAILURES and not link.ready.done():
+                if link.opener is not None and self._failures > _MOST_FAILURES and self._is_useless():
                     link.impassable = True
                     link.close("no data stream gets through")
                 elif link.opener is not None and good and not all(opened):
@@ -88,6 +88,22 @@ class StreamKeeper:
         worth more than none, as each mostly carries more than a relay: the link is kept.
         """
         return len(self._engine.streams(self._link.id)) >= min(wanted, _ENOUGH)
+
+    def _is_useless(self) -> bool:
+        """Whether words pass, and no data stream does: it never did, or the NATs have changed since."""
+        if not self._link.ready.done():
+            return True
+        return not self._engine.streams(self._link.id) and self._link.quiet_s < HEARD_S
+
+    async def _wait(self) -> None:
+        """The pause before the next try, which comes at once when the last stream ends meanwhile."""
+        had = bool(self._engine.streams(self._link.id))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._pause()):
+                while not had or self._engine.streams(self._link.id):
+                    self._changed.clear()
+                    await self._changed.wait()
+                self._failures = 0
 
     async def _rest(self, wanted: int) -> None:
         """Try no further streams for a while, unless another number is wanted, or some are lost."""

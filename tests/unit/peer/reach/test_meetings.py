@@ -225,6 +225,42 @@ async def test_pauses_between_streams_stay_finite() -> None:
         assert 0 < keeper._pause() <= stream_keeper._REST_S
 
 
+@pytest.mark.parametrize("passes", [True, False])
+async def test_a_link_that_loses_its_last_stream_gets_others_or_ends(
+    passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the pause is in which fewer streams than wanted had to do; and where none passes any more,
+    the link ends, so that the pair is relayed.
+    """
+    monkeypatch.setattr(stream_keeper, "_BACKOFF_S", (0.01, 0.01))
+    async with three() as (one, two, _):
+        opened, stream, through = 0, one.introductions._meetings._stream, [1]
+
+        async def some(peer: bytes) -> CountedSocket:
+            nonlocal opened
+            opened += 1
+            if not through:
+                raise UnreachableError("no more through these")
+            through.pop()
+            return await stream(peer)
+
+        monkeypatch.setattr(one.introductions._meetings, "_stream", some)
+        assert await one.introductions.meet(two.id)
+        link = one.link_to(two)
+        await until(lambda: one.engine.streams(link.id))
+        keeper = one.endpoint._keepers[link.id]
+        keeper._failures, before = 50, opened  # the next pause lasts half a minute, at least
+        await until(lambda: opened > before)
+        through[:] = [1, 1] if passes else []
+        one.engine.detach(link.id, one.engine.streams(link.id)[0])
+        if passes:
+            await until(lambda: one.engine.streams(link.id))
+            assert not link.closed
+        else:
+            await until(lambda: link.closed)
+            assert link.impassable
+
+
 async def test_streams_are_punched_again() -> None:
     """A data stream that ends on such a link is opened again the same way."""
     async with three() as (one, two, _):
