@@ -97,6 +97,7 @@ class DHT:
         self._grown = 0  # contacts that are new since the last refresh
         self._next_review = float("-inf")
         self._reviewing: asyncio.Future[None] | None = None
+        self._odd: set[str] = set()  # where some saw it at the last review, and it was not held to be
         self.mapped: Address | None = None  # a port of the gateway that leads to this node's
         self._tried: Mapping[Address, bool] = {}  # at the last look: where others got through, and where not
         self._own: Callable[[], list[str]] = lambda: own_addresses(host)
@@ -355,10 +356,14 @@ class DHT:
         before = self.node.whereabouts.hosts
         for some in (asked[:REVIEWED], asked[REVIEWED:]):
             await asyncio.gather(*(self.node.ask_where(c.address, expected=c.id) for c in some))
-            if all(voice.host in before for voice in self.node.whereabouts.voices):
+            odd = {voice.host for voice in self.node.whereabouts.voices}.difference(before)
+            if not odd:
+                self._odd = odd
                 return
         await self._adopt_candidate()
-        self.on_moved()
+        news, self._odd = not odd <= self._odd, odd
+        if news or self.node.whereabouts.hosts != before:
+            self.on_moved()
 
     async def _adopt_candidate(self) -> None:
         whereabouts, own = self.node.whereabouts, interface_addresses()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from p2pavg.identity import Identity
@@ -158,3 +160,26 @@ def test_a_record_names_no_address_that_stands_for_many_machines() -> None:
     assert again is not None
     assert again.addresses == (("127.0.0.1", PORT), (OUT, PORT))
     assert read.addresses == again.addresses[:1]
+
+
+async def test_one_that_sees_a_node_elsewhere_moves_it_once() -> None:
+    """A member that sees it through another network, or lies, is no news each time it is asked; whatever else
+    it says is.
+    """
+    node = await DHT.start(Identity.generate(), host="127.0.0.1", port=0)
+    try:
+        moves: list[int] = []
+        node.on_moved = lambda: moves.append(1)
+        whereabouts = node.node.whereabouts
+        for network in (1, 2, 3):
+            whereabouts.heard(Contact(bytes([network]) * 20, (f"198.51.{network}.1", PORT)), OUT)
+        counts = []
+        for host in (OUT, LAN, LAN, INNER, OUT, LAN):
+            whereabouts.heard(Contact(b"9" * 20, ("192.0.2.1", PORT)), host)
+            node.node.ask_where = lambda *_, **__: asyncio.sleep(0)  # type: ignore[method-assign, assignment, misc]
+            await node.reviewed()
+            counts.append(len(moves))
+        assert counts == [0, 1, 1, 2, 2, 3]
+        assert whereabouts.hosts == [OUT]
+    finally:
+        await node.stop()
