@@ -159,8 +159,10 @@ class Runtime:
         return self.endpoint.links
 
     def company(self) -> int:
-        """How many other trainers are linked now."""
-        return sum(trains(link.hello) for link in self.links.values())
+        """How many other trainers are linked now; once this peer trains, those that its rounds wait for."""
+        if self.driver is None:
+            return sum(trains(link.hello) for link in self.links.values())
+        return self.driver.machine.company
 
     def standing_changed(self) -> None:
         """Tell newcomers and watchers that epoch, lineage or role of this peer changed."""

@@ -148,6 +148,11 @@ class Machine:
         return {facts.peer for facts in self.core.linked if facts.silent}
 
     @property
+    def company(self) -> int:
+        """How many others train, have told so over their links, and are not joining. Any thread may ask."""
+        return self.core.linked.company()
+
+    @property
     def applied_epoch(self) -> int:
         """Where the training thread stands: behind `epoch` while averages wait for it."""
         return self.core.here.applied_epoch

@@ -104,6 +104,13 @@ class LinkedPeers:
         facts = self._facts.get(peer)
         return facts is not None and not facts.silent
 
+    def company(self) -> int:
+        """How many live trainers have told where they stand, wherever that is. Any thread may ask."""
+        return sum(
+            facts.heard and facts.trains_at(facts.epoch, facts.lineage)
+            for facts in list(self._facts.values())
+        )
+
     def _enter(self, facts: Facts) -> None:
         if facts.trains_at(facts.epoch, facts.lineage):
             self._camps.setdefault((facts.epoch, facts.lineage), {})[facts.peer] = facts

@@ -1,4 +1,4 @@
-"""Peers that reach everybody but each other: somebody between them leads, and they own nothing."""
+"""What a peer knows of its links: who is company, and who lacks one to whom: somebody between them leads."""
 
 from __future__ import annotations
 
@@ -48,6 +48,23 @@ def test_only_gaps_within_the_group_cost_ownership() -> None:
     pairs = [(A, B), (A, b"d" * 20)]
     assert ends(pairs, {A, C}) == set()
     assert ends(pairs, {A, B, C}) == {A, B}
+
+
+def test_a_peer_is_company_once_it_has_told_that_it_has_joined() -> None:
+    """A link alone makes no company, nor does a peer that joins: rounds wait for neither, and who waited for
+    them would step alone.
+    """
+    linked = LinkedPeers()
+    linked.up(ev.PeerUp(A, 0, b"l" * 32))
+    assert linked.company() == 0
+    facts = linked.get(A)
+    assert facts is not None
+    for joining in (True, False):
+        linked.stands(facts, 0, b"l" * 32, joining=joining)
+        facts.heard = True
+        assert linked.company() == (0 if joining else 1)
+    linked.hears(facts, silent=True)
+    assert linked.company() == 0
 
 
 class Triangle(Calm):
