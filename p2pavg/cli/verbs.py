@@ -49,13 +49,13 @@ class Parser(argparse.ArgumentParser):
 
     def words(self, message: str) -> str:
         """A sentence of the library, in which its arguments are called by this verb's options: "listen=" is
-        "--listen" here.
+        "--listen" here, and "map_port=True" is "--map-port".
         """
         for action in self._actions:
             option = next((name for name in action.option_strings if name.startswith("--")), None)
             if option is not None:
                 name = action.dest if "_" in action.dest else action.dest + "="
-                message = re.sub(rf"(?<![\w-]){re.escape(name)}=?", option, message)
+                message = re.sub(rf"(?<![\w-]){re.escape(name)}(=True\b|=)?", option, message)
         return message
 
     def surplus(self, words: Sequence[str], *, rest: bool) -> NoReturn:

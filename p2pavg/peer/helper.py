@@ -29,6 +29,8 @@ class Helper:
 
     async def start(self) -> None:
         """Open the ports, join the table and tell the run. Raises P2PAvgError with what to do."""
+        wished = bool(self.settings.map_port)
+        maps_port = self.settings.maps_port and mapping.is_of_use(self.settings.bind[0], wished=wished)
         self._engine = PythonEngine(NoEvents())
         try:
             self.endpoint, self.dht = await open_ports(
@@ -39,8 +41,7 @@ class Helper:
             raise
         self.endpoint.hello["data"] = False
         self._reachability = OwnAddresses(self.settings, self.endpoint, self.dht)
-        wished = bool(self.settings.map_port)
-        if self.settings.maps_port and mapping.is_of_use(self.settings.bind[0], wished=wished):
+        if maps_port:
             self._reachability.map_port(wished=wished)
             await self._reachability.mapped()
         relay_bps = self.settings.relay_bps or 0.0

@@ -106,3 +106,9 @@ def test_a_port_keeps_its_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert one == again != other
     named = membership._identity(str(tmp_path / "key"), 0)
     assert named.peer_id == Identity.load_or_create(tmp_path / "key").peer_id
+
+
+def test_a_wish_that_cannot_be_met_is_told_by_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where there is no gateway to ask, the sentence names --map-port as it was typed."""
+    assert cli.main(["bootstrap", "--listen", "127.0.0.1:0", "--run", "r", "--map-port"]) == 1
+    assert "p2pavg bootstrap: --map-port has no gateway to ask: " in capsys.readouterr().err

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from p2pavg.credentials import Authority
+from p2pavg.errors import ConfigurationError
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT, View
 from p2pavg.membership.reach.leases import Mapped
@@ -41,6 +44,16 @@ async def test_a_helper_behind_a_router_is_reached_through_it(
     assert ("tcp", 600) in asked or not maps
     await helper.close()
     assert (("tcp", 0) in asked) is maps
+
+
+async def test_a_helper_that_has_no_gateway_to_ask_opens_no_port() -> None:
+    """It says what to do, also the second time, when the port would be taken if the first left it open."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = Settings("run", listen=f"127.0.0.1:{port}", initial_peers=[], map_port=True)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="map_port=True has no gateway to ask"):
+            await Helper(settings, Identity.generate()).start()
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
