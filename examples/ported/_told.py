@@ -28,8 +28,12 @@ def mine(rows: torch.Tensor, args: argparse.Namespace) -> torch.Tensor:
     return rows if args.alone else rows[args.part :: args.parts]
 
 
+counted: list[int] = []  # by step of this process, the samples of the swarm's average
+
+
 def meet(optimizer: CollaborativeOptimizer, args: argparse.Namespace) -> None:
     """Say how the next part is started. Wait for the others, so that all begin with the first step."""
+    optimizer.register_step_post_hook(lambda *_: counted.append(optimizer.last_report.samples))
     if args.part + 1 < args.parts:
         join = f"python {sys.argv[0]} --part {args.part + 1} --parts {args.parts}"
         print(f"join with: {join} --initial-peers {optimizer.peer.address}", flush=True)
@@ -41,4 +45,5 @@ def tell(model: torch.nn.Module, losses: list[float], rates: list[float]) -> Non
     whole = torch.cat([param.detach().flatten() for param in model.parameters()])
     digest = hashlib.sha256(whole.numpy().tobytes()).hexdigest()
     norm = float(whole.double().norm())
-    print(json.dumps({"losses": losses, "rates": rates, "digest": digest, "norm": norm}), flush=True)
+    told = {"losses": losses, "rates": rates, "counted": counted, "digest": digest, "norm": norm}
+    print(json.dumps(told), flush=True)
