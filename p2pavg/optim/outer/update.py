@@ -80,7 +80,7 @@ class OuterUpdate:
         self._inherited_of: Fragment | None = None
         self._inherited_samples = 0
         self.changes = self.loads = 0  # how often parameters were given others, and a state was loaded
-        self._handed = 0  # own samples in the contribution under way
+        self._handed = self._own = 0  # samples in the contribution under way, and this peer's among them
         self._behind = 0  # local steps since it left
         self._device = Device()
         self._job: Future[tuple[Outcome, Ahead | None]] | None = None
@@ -193,7 +193,7 @@ class OuterUpdate:
         if moves.sampling.is_spoiled(moves.training.samples()):
             self._drop(SPOILED)
         samples = moves.training.samples()
-        self._handed = 0
+        self._handed = self._own = 0
         if samples == 0:
             return None
         due = self._fragments.due(moves.training.epoch)
@@ -206,7 +206,7 @@ class OuterUpdate:
             self._forget_state()
             self._drop(NON_FINITE)
             return None
-        self._handed = samples - self._inherited_samples
+        self._handed, self._own = samples, samples - self._inherited_samples
         return Kept(due, kept, moves.buffers.deltas(), samples, moves.sampling.note(b"", samples))
 
     def _contribution(self, kept: Kept | None) -> Contribution:
@@ -232,7 +232,7 @@ class OuterUpdate:
         if self._inherited_of != due:
             self._inherited[: self._fragments.extra] = 0
             self._inherited_of = due
-        return (self._moved * np.float32(self._handed) + self._inherited) / np.float32(samples)
+        return (self._moved * np.float32(self._own) + self._inherited) / np.float32(samples)
 
     # ---------------------------------------------------------------------- what came of it
 
@@ -254,7 +254,7 @@ class OuterUpdate:
                 if isinstance(outcome, Average):
                     extra = self._step(outcome, ahead)
                     epoch = outcome.epoch + 1
-                    self._moves.sampling.committed(outcome, self._handed > 0 and not outcome.late)
+                    self._moves.sampling.committed(outcome, _counts(outcome, self._handed))
                 else:
                     self._load(outcome)
                     epoch = outcome.state.epoch
@@ -267,18 +267,14 @@ class OuterUpdate:
             raise failure
         return True
 
-    def _counts(self, average: Average) -> bool:
-        """Whether what this peer moved is in an average."""
-        return self._handed > 0 and not average.late
-
     def _ahead(self, average: Average) -> Ahead:
-        moved = self._moved if self._counts(average) else None
+        moved = self._moved if _counts(average, self._own) else None
         return prepared(average, self._moves.reference, moved, self._settings.keep_local, self._device)
 
     def _step(self, average: Average, ahead: Ahead | None) -> Mapping[str, float]:
         moves, reference = self._moves, self._moves.reference
         self.changes += 1
-        counted = self._counts(average)
+        counted = _counts(average, self._own)  # what this peer moved
         ahead = ahead or self._ahead(average)
         due = ahead.after.of
         reference.adopt(ahead.after)
@@ -288,7 +284,7 @@ class OuterUpdate:
             reference.move(reference.views(ahead.shift, due), due, ahead.keep)
         moves.buffers.agree(ahead.tail)
         moves.buffers.follow(ahead.tail, counted=counted)
-        if counted:
+        if _counts(average, self._handed):
             self._inherited, self._inherited_samples = None, 0
         return ahead.figures
 
@@ -341,3 +337,8 @@ class OuterUpdate:
             tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
             if not all(bool(torch.isfinite(value).all()) for value in tensors if value.is_floating_point()):
                 state.clear()
+
+
+def _counts(average: Average, samples: int) -> bool:
+    """Whether so many samples, which were handed in, are in an average."""
+    return samples > 0 and not average.late

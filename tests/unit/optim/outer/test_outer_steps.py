@@ -16,7 +16,7 @@ from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.optim.outer.ahead import prepared
 from p2pavg.optim.outer.reference import outer_step
 from p2pavg.optim.outer.settings import Outer
-from p2pavg.rounds.training import Heal, Inheritance, State, copied
+from p2pavg.rounds.training import Average, Heal, Inheritance, State, copied
 from tests.unit.optim.fake_swarm import FakePeer, FakeSwarm, encoded
 
 
@@ -184,6 +184,23 @@ def test_a_departing_peer_hands_over_what_it_moved(swarm: FakeSwarm) -> None:
     own = np.zeros(numel, np.float32)
     opt._reference.displacement(own)
     assert np.allclose(contribution.gradient, (4 * own + 12 * given) / 16, atol=1e-7)
+    opt.close(0)
+
+
+def test_what_a_departing_peer_moved_is_averaged_once(swarm: FakeSwarm) -> None:
+    """A receiver that made no step of its own hands it in, too, and never again once it is averaged."""
+    model = net()
+    opt = wrap(model)
+    given = np.zeros(opt._flat.layout.numel, np.float32)
+    given[: opt._flat.layout.total] = 0.25
+    training = swarm.joined[0]
+    training.inherited = lambda samples: setattr(training, "counted", training.counted + samples)  # type: ignore
+    update = opt._update
+    update._take(Inheritance(16, encoded(given, "none")))  # type: ignore[attr-defined]
+    kept = update._keep()  # type: ignore[attr-defined]
+    average = Average(0, 16, 1, False, encoded(update._contribution(kept).gradient, "none"), b"")  # type: ignore
+    update._take(average)  # type: ignore[attr-defined]
+    assert (update._inherited, update._inherited_samples) == (None, 0)  # type: ignore[attr-defined]
     opt.close(0)
 
 
