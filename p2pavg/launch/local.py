@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import TextIO
 
 from p2pavg.bench.machine import usable_cores
 from p2pavg.errors import P2PAvgError
+from p2pavg.membership.peerinfo import MAX_NAME
 from p2pavg.printable import counted, ending
 
 STARTED_S = 30.0  # for the bootstrap node to say its address
@@ -53,7 +55,7 @@ class Local:
             for number in range(self._count):
                 if self._stopped_by:
                     break
-                self._peers.append(self._start(address))
+                self._peers.append(self._start(address, number + 1))
                 shown = threading.Thread(
                     target=self._show, args=(number + 1, self._peers[number]), daemon=True
                 )
@@ -74,8 +76,9 @@ class Local:
         code = next((code for code in codes if code), -self._stopped_by)
         return code if code >= 0 else 128 - code
 
-    def _start(self, address: str) -> subprocess.Popen[str]:
+    def _start(self, address: str, number: int) -> subprocess.Popen[str]:
         threads = str(max(1, usable_cores() // self._count))
+        host = socket.gethostname().partition(".")[0][: MAX_NAME - len(f"-{number}")]
         environment = {"OMP_NUM_THREADS": threads, **os.environ}  # what the user says counts
         return subprocess.Popen(
             self._command,
@@ -83,6 +86,7 @@ class Local:
                 **environment,
                 "P2PAVG_INITIAL_PEERS": address,
                 "P2PAVG_PEERS": str(self._count),
+                "P2PAVG_NAME": f"{host}-{number}",  # what is shown here as [number]
                 "PYTHONUNBUFFERED": "1",
             },
             stdin=subprocess.DEVNULL,

@@ -45,7 +45,7 @@ class Record:
             return cls(**fields)  # type: ignore[arg-type]
         except (OSError, ValueError, TypeError):
             raise ConfigurationError(
-                f"run {run!r} was not launched from here: {cls.path(run)} does not tell of it"
+                f"run {run!r} was not launched from here: there is no record of it in {cls.path(run)}"
             ) from None
 
     @classmethod

@@ -1,10 +1,13 @@
-"""What a release is built from and runs on is pinned to the byte."""
+"""What a release is built from and runs on is pinned to the byte, and the repository holds nothing else."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,3 +32,21 @@ def test_every_requirement_of_a_release_has_a_version_and_hashes() -> None:
         name = re.match(r"[\w.-]+", requirement)
         assert name
         assert re.sub(r"[-_.]+", "-", name[0]).lower() in pinned, requirement
+
+
+def test_nothing_lies_about_at_the_root() -> None:
+    """The files at the root of the repository are those that belong there: no dump, no download."""
+    found = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip("not a git checkout")
+    assert {name for name in found.stdout.splitlines() if "/" not in name} == {
+        ".gitignore",
+        "CHANGELOG.md",
+        "CMakeLists.txt",
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "Makefile",
+        "README.md",
+        "mkdocs.yml",
+        "pyproject.toml",
+    }

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         "need": need,
         "binds": verdict.binds(splits[0], names, count, limits),
         "best": {"split": label(top.offline, names), "codec": top.codec},
-        "verdict": verdict.verdict(splits, names, count, limits, need),
+        "verdict": verdict.verdict(splits, names, count, limits, need) + verdict.doubt([splits[0], top]),
     }
     lines = [*table(result), wrote] if args.write is not None else table(result)
     emit(args, result, lines, lambda figure: draw(figure, result))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from p2pavg.bench.input.measure import Split
 from p2pavg.printable import counted
 
+WIDE = 2.0  # rates of one split that differ by more than this factor tell of a busy machine
 NEARLY = 0.1  # within this share of the needed samples/s, the verdict is "borderline"
 MUCH = 1.05  # a split with more offline work is better only when faster by this factor
 
@@ -75,6 +76,16 @@ def verdict(
     if may < need * (1 + NEARLY):
         return said + "that is borderline"
     return said + f"do that{_peers(may, need)}"
+
+
+def doubt(splits: Sequence[Split]) -> str:
+    """What to add to a verdict on these splits that other load on the machine may have made; else nothing."""
+    if all(split.workers_high <= WIDE * split.workers_low for split in splits):
+        return ""
+    return (
+        "; but the rates of one split differ by more than a factor of two between loops, as where something "
+        "else is running: measure again on a quiet machine before you act"
+    )
 
 
 def keeps_up(has: float, need: float) -> bool | None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from p2pavg.membership.reach.leases import SECRET
-from p2pavg.membership.table.address import Address, is_loopback
+from p2pavg.membership.table.address import Address, is_loopback, is_numeric, resolve
 from p2pavg.membership.table.dht import DHT
 from p2pavg.membership.table.dialling_back import Reachability
 from p2pavg.peer.mapping import Mapping
@@ -96,9 +96,21 @@ class OwnAddresses:
         if self._mapping is not None:
             await self._mapping.settled()
 
+    async def _look_up(self) -> None:
+        """Warn of announced names that have no address, as far as this machine knows."""
+        for host, port in self._announced:
+            if not await resolve(host, port):
+                logger.warning(
+                    "announce= names %s, which has no address here: where others find none either, they "
+                    "cannot open connections to this peer; write its name right, or its numeric address",
+                    host,
+                )
+
     async def learn(self) -> None:
         """Become client_only, with a warning, when others cannot open a connection to this peer."""
         if self._settled:
+            if not all(is_numeric(host) for host, _ in self._announced):
+                self._looking = asyncio.get_running_loop().create_task(self._look_up())
             return
         await self.mapped()
         if self._dht.mapped is not None:

@@ -80,7 +80,7 @@ class RelayDesk:
             no = No.CLOSED
         elif other is None or other is link or {Way.DIRECT} != {link.way, other.way}:
             no = No.UNLINKED
-        elif not self.relay.has_room(link.peer_id, peer):
+        elif not self.relay.make_room(link.peer_id, peer):
             no = No.FULL
         if no is not None or other is None:
             link.reply(message, {"t": RELAY, "no": (no or No.UNLINKED).name})

@@ -73,10 +73,25 @@ class Relay:
         if self._timer is not None:
             self._timer.cancel()
 
-    def has_room(self, *peers: bytes) -> bool:
-        """Whether one more tunnel between these two may be opened."""
-        room = len(self._tunnels) < 2 * MOST_TUNNELS
-        return room and all(self._of[peer] < MOST_OF_ONE for peer in peers)
+    def make_room(self, one: bytes, other: bytes) -> bool:
+        """Whether one more tunnel between these two may be opened. Where there is no room, the pair that has
+        most tunnels loses its last one to a pair with two fewer: nobody holds all ways to a peer.
+        """
+        pair = frozenset((one, other))
+        while (crowd := self._crowd(pair)) is not None:
+            most = max(crowd, key=lambda tunnel: self.pairs[frozenset(tunnel.peers)])
+            if self.pairs[frozenset(most.peers)] <= self.pairs[pair] + 1:
+                return False
+            self._end(next(it for it in reversed(crowd) if frozenset(it.peers) == frozenset(most.peers)))
+        return True
+
+    def _crowd(self, pair: frozenset[bytes]) -> list[_Tunnel] | None:
+        """The tunnels, oldest first, among which one more between these two is too many; None: it is not."""
+        tunnels = list(dict.fromkeys(self._tunnels.values()))
+        for peer in pair:
+            if self._of[peer] >= MOST_OF_ONE:
+                return [tunnel for tunnel in tunnels if peer in tunnel.peers]
+        return tunnels if len(tunnels) >= MOST_TUNNELS else None
 
     def open(self, one: bytes, other: bytes) -> tuple[bytes, bytes]:
         """A tunnel between two peers: the tokens with which each claims its end."""

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tarfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,14 @@ def split(
     once = 60.0 * offline, 1e9 * offline
     fed = 2 * sps
     return Split(offline, codec, sps, sps, sps, fed, fed, fed, sps, kb, *once, steps, 0.0001, handing)
+
+
+def test_figures_of_a_busy_machine_are_doubted() -> None:
+    """A verdict says so when the rates of a split that it names differ by more than a factor of two."""
+    calm = split(0, 100)
+    wild = replace(calm, workers_low=100.0, workers_high=201.0)
+    assert verdict.doubt([calm, calm]) == ""
+    assert "measure again on a quiet machine" in verdict.doubt([calm, wild])
 
 
 def test_the_roofline_is_the_slower_of_workers_and_storage() -> None:

@@ -155,7 +155,7 @@ async def test_who_moved_asks_until_somebody_can_tell() -> None:
     assert reachability.client_only
 
 
-@pytest.mark.parametrize("options", [{"client_only": True}, {"announce": "host.example:5"}])
+@pytest.mark.parametrize("options", [{"client_only": True}, {"announce": "203.0.113.7:5"}])
 async def test_what_the_user_says_stands(options: dict[str, Any]) -> None:
     """Nobody is asked, whatever a gateway does."""
     reachability, table, _, told = peer(**options)
@@ -164,3 +164,21 @@ async def test_what_the_user_says_stands(options: dict[str, Any]) -> None:
     reachability._mapped(OUTSIDE)
     reachability.beat()
     assert (reachability._looking, reachability.client_only, table.asked, told) == (None, before, 0, [])
+
+
+@pytest.mark.parametrize(("known", "told"), [([], 1), ([("203.0.113.7", 5)], 0)])
+async def test_an_announced_name_without_an_address_is_told(
+    known: list[Address], told: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is announced all the same: others may know it."""
+
+    async def resolve(host: str, port: int) -> list[Address]:
+        return known
+
+    monkeypatch.setattr(reach, "resolve", resolve)
+    reachability, *_ = peer(announce="nosuch.invalid:5")
+    await reachability.learn()
+    assert reachability._looking is not None
+    await asyncio.wait_for(reachability._looking, 5)
+    assert caplog.text.count("announce= names nosuch.invalid, which has no address") == told
+    assert reachability.addresses() == (("nosuch.invalid", 5),)

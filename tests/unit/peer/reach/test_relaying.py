@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import time
@@ -208,17 +209,31 @@ async def test_a_tunnel_ends_with_a_connection_that_is_cut() -> None:
 
 
 async def test_tunnels_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One peer has so many at most, and all together so many; unclaimed ones end by themselves."""
+    """One peer has so many at most, and all together so many; unclaimed ones end by themselves. A pair that
+    has most gives way to one that has few.
+    """
     monkeypatch.setattr(relay, "CLAIM_S", 0.2)
     monkeypatch.setattr(relay, "MOST_TUNNELS", 40)
     made = Relay(PARTY, lambda: 1e6)
     for _ in range(relay.MOST_OF_ONE):
-        assert made.has_room(ONE, TWO)
+        assert made.make_room(ONE, TWO)
         made.open(ONE, TWO)
-    assert not made.has_room(ONE, b"3" * 20)
-    assert made.has_room(b"3" * 20, b"4" * 20)
+    assert not made.make_room(ONE, TWO)
+    others = [bytes([number]) * 20 for number in range(60)]
+    for other in others:
+        if made.make_room(ONE, other):
+            made.open(ONE, other)
+        assert made._of[ONE] <= relay.MOST_OF_ONE
+        assert sum(made.pairs.values()) <= relay.MOST_TUNNELS
+    assert made.pairs[frozenset((ONE, TWO))] == 1
+    assert made.pairs[frozenset((ONE, others[0]))] == 1
+    assert not made.make_room(ONE, others[-1])
+    for other, another in itertools.pairwise(others):
+        if made.make_room(other, another):
+            made.open(other, another)
+    assert sum(made.pairs.values()) == relay.MOST_TUNNELS
     await until(lambda: not made._tunnels)
-    assert made.has_room(ONE, TWO)
+    assert made.make_room(ONE, TWO)
     made.close()
 
 
