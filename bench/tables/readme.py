@@ -31,9 +31,11 @@ def readme() -> str:
         rows.append([words, f"{rates['over_one_stream']:.1f}×"])
     watched = result("monitor_cost")
     if watched is not None:
-        loss, spread = watched["loss_percent_median"], watched["control_spread_percent"]
-        words = "throughput of 4 peers lost to a monitor / spread of the same measurement without one"
-        rows.append([words, f"{loss:.1f}% / {spread:.1f}%"])
+        loss, (low, high) = watched["loss_percent_mean"], watched["loss_percent_interval"]
+        words = (
+            f"throughput of 4 peers lost to a monitor with {watched['pages']} browsers, and the 95% interval"
+        )
+        rows.append([words, f"{loss:.2f}% ({low:.2f} to {high:.2f})"])
     for _, content in results("penalty"):
         if content.get("topology") is None:
             words = f"throughput of {content['peers']} peers on one machine, of what each computes alone, "
