@@ -154,10 +154,12 @@ def trainers(online: Passes, split: Split) -> list[dict[str, Any]]:
         taken, begun = 0, time.perf_counter()
         due = begun
         while taken < LEAST_BATCHES * BATCH or time.perf_counter() - begun < TRAINER_S:
-            next(batches)
+            next(batches)  # while the device computes the one before
             taken += BATCH
-            due = max(due, time.perf_counter()) + BATCH / need
-            time.sleep(max(0.0, due - time.perf_counter()))
+            now = time.perf_counter()
+            begins = max(due, now)
+            due = begins + BATCH / need
+            time.sleep(begins - now)
         got = taken / (time.perf_counter() - begun)
         found.append({"share": share, "need": need, "got": got, "says": "leave all online" in said})
     return found
