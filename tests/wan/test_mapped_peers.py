@@ -126,7 +126,8 @@ def test_mapped_trainers_are_reached_and_leave_nothing_behind(tmp_path: Path) ->
     """Two machines behind one router get a port each within a second, at the router's address, and are no
     clients; they dial each other inside; both ports are gone after close() and after SIGTERM.
     """
-    with Lab(parse(TOPOLOGY, "mapped")) as lab:
+    # With a hairpin the way outside would do as well, when the machine is busy.
+    with Lab(parse(TOPOLOGY.replace("= true", "= true\nhairpin = false"), "mapped")) as lab:
         cloud, way_in = train(lab, tmp_path, "cloud")
         desk, first = train(lab, tmp_path, "desk", way_in["address"])
         laptop, second = train(lab, tmp_path, "laptop", way_in["address"])
