@@ -186,7 +186,7 @@ def told(found: Found) -> list[str]:
     """For people: how it is, and what to do."""
     where = found.addresses[0] if found.addresses else "this machine"
     lines = [_REACH[found.reach].format(where=where)]
-    if found.reach == "open" and is_loopback(where.rpartition(":")[0].strip("[]")):
+    if found.reach == "open" and is_loopback(parse_host_port(where)[0]):
         return ["this machine alone was asked, which tells nothing of others: name a member elsewhere."]
     if found.reach == "out only":
         port = where.rpartition(":")[2]

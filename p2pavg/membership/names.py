@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import socket
 import threading
 from collections import OrderedDict
@@ -15,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from p2pavg.membership.table.address import (
     can_be_of_peer,
+    families_in_turn,
     family_of,
     is_link_local,
     is_loopback,
@@ -87,7 +87,4 @@ def in_turn(hosts: Sequence[str]) -> list[str]:
     """
     told = [host for host in dict.fromkeys(hosts) if can_be_of_peer(host) and not is_link_local(host)]
     usable = [host for host in told if not is_loopback(host)] or told
-    first = [host for host in usable if family_of(host) == family_of(usable[0])]
-    other = [host for host in usable if host not in first]
-    pairs = itertools.zip_longest(first, other)
-    return [host for pair in pairs for host in pair if host is not None][:MAX_ADDRESSES]
+    return families_in_turn(usable, family_of)[:MAX_ADDRESSES]

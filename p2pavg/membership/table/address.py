@@ -7,15 +7,19 @@ import errno
 import fcntl
 import functools
 import ipaddress
+import itertools
 import os
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from p2pavg.errors import AddressInUseError, ConfigurationError
 from p2pavg.forkguard import guard
 from p2pavg.networks import is_private
+
+T = TypeVar("T")
 
 SIOCGIFADDR = 0x8915
 RECEIVE_BUFFER_BYTES = 1 << 20
@@ -218,6 +222,16 @@ def own_addresses(host: str) -> list[str]:
     families = (socket.AF_INET, socket.AF_INET6) if host == "::" else (socket.AF_INET,)
     found = [address for family in families if (address := primary_address(family)) is not None]
     return found or ["127.0.0.1"]
+
+
+def families_in_turn(found: Sequence[T], family: Callable[[T], int]) -> list[T]:
+    """Addresses of one family and of the others in turn, beginning with that of the first: either may lead
+    nowhere.
+    """
+    first = [one for one in found if family(one) == family(found[0])]
+    rest = [one for one in found if family(one) != family(found[0])]
+    pairs = itertools.zip_longest(first, rest)
+    return [one for pair in pairs for one in pair if one is not None]
 
 
 def behind_one_router(theirs: Sequence[Address], own: Sequence[Address]) -> list[Address]:

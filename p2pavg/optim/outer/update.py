@@ -198,10 +198,14 @@ class OuterUpdate:
             return None
         due = self._fragments.due(moves.training.epoch)
         params = [moves.reference.params[index] for index in due.params]
-        if on_host := all(param.device.type == "cpu" for param in params):
+        kept: list[torch.Tensor] | None = None
+        if all(param.device.type == "cpu" for param in params):
             self._displace(due, None)
-        kept = None if on_host else self._device.kept(params)
-        if kept is None and not (on_host and all_finite(self._moved[: due.stop - due.start])):
+            finite = all_finite(self._moved[: due.stop - due.start])
+        else:
+            kept = self._device.kept(params)
+            finite = kept is not None
+        if not finite:
             log.warning("%s: %d samples are discarded, and it goes on from the swarm's", NON_FINITE, samples)
             self._forget_state()
             self._drop(NON_FINITE)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from p2pavg.errors import UnreachableError
+from p2pavg.membership.table.address import families_in_turn
 from p2pavg.transport.links import handshake
 
 Sock = TypeVar("Sock", bound=socket.socket)
@@ -55,10 +55,7 @@ async def dial(host: str, port: int, make: Callable[[int, int, int], Sock]) -> S
 
 def in_turn(found: Sequence[Info]) -> list[Info]:
     """Answers of getaddrinfo: the families in turn, beginning with that of the first answer."""
-    first = [info for info in found if info[0] == found[0][0]]
-    rest = [info for info in found if info[0] != found[0][0]]
-    pairs = itertools.zip_longest(first, rest)
-    return [info for pair in pairs for info in pair if info is not None]
+    return families_in_turn(found, lambda info: info[0])
 
 
 async def _connect(info: Info, make: Callable[[int, int, int], Sock]) -> Sock:

@@ -39,6 +39,10 @@ class _Tunnel:
     expiry: asyncio.TimerHandle | None = None
     closed: bool = False
 
+    @property
+    def pair(self) -> frozenset[bytes]:
+        return frozenset(self.peers)
+
 
 @dataclass(eq=False)
 class _Flow:
@@ -79,10 +83,10 @@ class Relay:
         """
         pair = frozenset((one, other))
         while (crowd := self._crowd(pair)) is not None:
-            most = max(crowd, key=lambda tunnel: self.pairs[frozenset(tunnel.peers)])
-            if self.pairs[frozenset(most.peers)] <= self.pairs[pair] + 1:
+            most = max(crowd, key=lambda tunnel: self.pairs[tunnel.pair]).pair
+            if self.pairs[most] <= self.pairs[pair] + 1:
                 return False
-            self._end(next(it for it in reversed(crowd) if frozenset(it.peers) == frozenset(most.peers)))
+            self._end(next(tunnel for tunnel in reversed(crowd) if tunnel.pair == most))
         return True
 
     def _crowd(self, pair: frozenset[bytes]) -> list[_Tunnel] | None:
@@ -100,7 +104,7 @@ class Relay:
         for token, peer in zip(tokens, tunnel.peers, strict=True):
             self._tunnels[token] = tunnel
             self._of[peer] += 1
-        self.pairs[frozenset(tunnel.peers)] += 1
+        self.pairs[tunnel.pair] += 1
         tunnel.expiry = self._loop.call_later(CLAIM_S, self._end, tunnel)
         return tokens
 
@@ -158,7 +162,7 @@ class Relay:
         for token, peer in zip(tunnel.tokens, tunnel.peers, strict=True):
             self._tunnels.pop(token, None)
             self._of -= Counter([peer])
-        self.pairs -= Counter([frozenset(tunnel.peers)])
+        self.pairs -= Counter([tunnel.pair])
         tunnel.joined.set()
 
     # -- bytes
