@@ -40,7 +40,9 @@ def gpu_outer() -> str:
     content = result("gpu_outer")
     if content is None:
         return ""
-    alone, ways = content["alone"], content["transfer"]
+    alone, ways, four = content["alone"], content["transfer"], content["four"]
+    longest = max(step for one in four["replicas"] for step in one["longest_steps"])
+    plain = max(step for one in four["replicas"] for step in one["plain_seconds_per_step"])
     to_host = {name: f"{1e3 * ways['seconds'][name]:.1f} ms" for name in ways["seconds"]}
     rows = [
         ["a step of plain PyTorch", f"{alone['milliseconds_per_step']:.1f} ms"],
@@ -51,6 +53,9 @@ def gpu_outer() -> str:
         ["gradient to the host as fp16", to_host["fp16"]],
         ["as int8 / int4 with what is owed", f"{to_host['int8']} / {to_host['int4']}"],
         ["the same, of fp16", f"{ways['of_fp16']['int8']:.2f} / {ways['of_fp16']['int4']:.2f}"],
+        ["samples/s of whole outer steps of 100 local ones, of plain", f"{four['utilisation']:.3f}"],
+        ["the longest local step of all replicas, beside the plain one", f"{longest:.2f} s, {plain:.2f} s"],
+        ["θ_ref equal to the bit after all", "yes" if four["bit_identical"] else "no"],
     ]
     about = f"`gpu_outer.json`: {content['device']}, {alone['parameters'] / 1e6:.0f}M parameters"
     return table(["outer steps of a GPT", "measured"], rows) + f"\n{about}; {measured(content)}.\n"
