@@ -197,8 +197,9 @@ FRAME_KINDS = {
     "CONTRIBUTION": "Member with a weight → owner of the part, from `begin` on: the chunk as a local mean.",
     "RESULT": "Owner → every other member: the encoded mean of the chunk, the same bytes for all.",
     "BLOB": "Donor → joiner: a chunk of the state. Peer that leaves → receiver: a chunk of its gradients.",
-    "PING": "Each side → the other, at the heartbeat's interval, from a native thread where there is one.",
-    "PONG": "At once, with the `stamp` of the ping.",
+    "PING": "Each side → the other, at the heartbeat's interval, from a native thread where there is one. "
+    "Its stamp is 0, and it is not answered, where PINGs come from the other side, but for one a second.",
+    "PONG": "At once, with the `stamp` of the ping, unless that is 0.",
 }
 HEARTBEAT: Rows = (
     ("stamp", "the pinger's clock, opaque to the other side"),

@@ -13,6 +13,7 @@ constexpr uint32_t kMaxBodyBytes = 4u << 20;
 constexpr uint16_t kFlagRepeat = 1;
 constexpr uint16_t kFlagPacked = 2;  // the body is an LZ4 block; an empty body: all bytes of the chunk are zero
 constexpr uint32_t kHeartbeatBytes = 16;
+constexpr uint64_t kNoAnswer = 0;  // the stamp of a PING that asks for no PONG
 
 struct Header {
     Kind kind = Kind::ping;

@@ -195,12 +195,14 @@ bool Link::forgettable() const {
     return detached_ && streams_.empty() && contributions_.empty() && results_.empty() && joiners_.empty() && blobs_.empty();
 }
 
-void Link::ask_ping(uint64_t stamp) {
+void Link::ask_ping(double now) {
     std::vector<std::shared_ptr<Stream>> woken;
     {
         std::lock_guard lock(mutex_);
         if (streams_.empty()) return;
-        ping_ = stamp;
+        const bool answer = now - std::min(asked_at_, last_ping_.load(std::memory_order_relaxed)) >= kAnswerS;
+        if (answer) asked_at_ = now;
+        ping_ = answer ? static_cast<uint64_t>(now * 1e9) : kNoAnswer;
         woken = take_idle(1);
     }
     for (auto &stream : woken) stream->wake();

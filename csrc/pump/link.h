@@ -83,9 +83,12 @@ class Link {
     Wire wire() const;  // including closed streams
     bool forgettable() const;  // detached, without streams or frames
 
-    void ask_ping(uint64_t stamp);
+    // Sends a PING soon. It asks for an answer when no PING of the other side came for a second, and each second
+    // for the round trip: where both sides send PINGs, answering each would double them.
+    void ask_ping(double now);
     void ask_pong(uint64_t stamp);
     void heard(double now) { last_heard.store(now, std::memory_order_relaxed); }
+    void heard_ping(double now) { last_ping_.store(now, std::memory_order_relaxed); }
     void heard_ages(const Heartbeat &beat);
     void heard_pong(double rtt);
 
@@ -96,12 +99,15 @@ class Link {
 
   private:
     static constexpr double kNever = std::numeric_limits<double>::infinity();
+    static constexpr double kAnswerS = 1.0;
     std::deque<Item> &queue_of(const Item &item);
     std::vector<std::shared_ptr<Stream>> take_idle(size_t most);
 
     mutable std::mutex mutex_;
     std::deque<Item> contributions_, results_, joiners_, blobs_;
     std::optional<uint64_t> ping_, pong_;
+    double asked_at_ = -kNever;
+    std::atomic<double> last_ping_{-kNever};
     std::vector<std::shared_ptr<Stream>> streams_;
     std::deque<std::shared_ptr<Stream>> idle_;
     bool detached_ = false;

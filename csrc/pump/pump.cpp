@@ -22,8 +22,8 @@ struct Pump::Beat {
             std::lock_guard lock(mutex);
             now = links;
         }
-        const auto stamp = static_cast<uint64_t>(monotonic() * 1e9);
-        for (auto &link : now) link->ask_ping(stamp);
+        const double at = monotonic();
+        for (auto &link : now) link->ask_ping(at);
     }
 };
 

@@ -261,8 +261,10 @@ void Stream::end_frame() {
             return;
         }
         link_->heard_ages(beat);
-        if (in_.header.kind == Kind::ping) link_->ask_pong(beat.stamp);
-        else if (now > 1e-9 * static_cast<double>(beat.stamp)) link_->heard_pong(now - 1e-9 * static_cast<double>(beat.stamp));
+        if (in_.header.kind == Kind::ping) {
+            link_->heard_ping(now);
+            if (beat.stamp != kNoAnswer) link_->ask_pong(beat.stamp);
+        } else if (now > 1e-9 * static_cast<double>(beat.stamp)) link_->heard_pong(now - 1e-9 * static_cast<double>(beat.stamp));
         break;
     }
     case To::sum: {

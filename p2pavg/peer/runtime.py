@@ -46,7 +46,7 @@ logger = logging.getLogger("p2pavg.peer.peer")
 
 RELAYED_SHARE = 0.25  # of the measured upload
 UNMEASURED_RELAY_BPS = 10e6  # until gradients have flowed
-HEARTBEAT_S = 0.1
+HEARTBEAT_S = 0.2  # a third of the shortest silence that counts: two lost in a row are none
 BEAT_S = 0.25
 
 

@@ -237,7 +237,9 @@ class Engine(Protocol):
     def health(self, link: int) -> LinkHealth: ...
 
     def set_heartbeat(self, interval_s: float) -> None:
-        """Send a PING on every link each interval, from a native thread where there is one."""
+        """Send a PING on every link each interval, from a native thread where there is one. The other side
+        answers one each second, and each while it sends none itself.
+        """
 
     def note_loop(self) -> None:
         """Note that the event loop turns. A timer calls this."""

@@ -10,7 +10,7 @@
 ```
 
 A PING's body is a `Heartbeat`; the PONG that answers it carries the same `stamp` back, with the answerer's
-own ages.
+own ages. A PING with the stamp `NO_ANSWER` is not answered.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ PACKED = 2  # flag: the body is an LZ4 block of the chunk; without a body, all b
 _HEADER = struct.Struct("<BBHIQIIIIII")
 _HEARTBEAT = struct.Struct("<Qff")
 HEARTBEAT_BYTES = _HEARTBEAT.size
+NO_ANSWER = 0
 _CRC_AT = HEADER_BYTES - 4
 
 
@@ -62,7 +63,7 @@ class Header:
 class Heartbeat:
     """Body of a PING or PONG, 16 bytes: u64 stamp, f32 loop_age_s, f32 trainer_age_s (inf: never)."""
 
-    stamp: int  # the pinger's clock, opaque to the other side, which sends it back
+    stamp: int  # the pinger's clock, opaque to the other side, which sends it back unless it is NO_ANSWER
     loop_age_s: float
     trainer_age_s: float
 

@@ -22,7 +22,7 @@ from p2pavg.transport.engine import (
     StreamKeys,
     StreamStats,
 )
-from p2pavg.transport.frames import Header, Heartbeat, Kind
+from p2pavg.transport.frames import NO_ANSWER, Header, Heartbeat, Kind
 from p2pavg.transport.limiter import Limiter
 from p2pavg.transport.python import sending
 from p2pavg.transport.python.blob import Blob
@@ -269,7 +269,7 @@ class PythonEngine:
         self._heartbeat_timer = self._loop.call_later(self._heartbeat_s, self._beat)
         for known in self._links.values():
             if known.open:
-                self._put_beat(known, Kind.PING, time.monotonic_ns())
+                self._put_beat(known, Kind.PING, known.activity.stamp())
 
     def _put_beat(self, known: Link, kind: Kind, stamp: int) -> None:
         known.outbox.put(Item(Priority.HEARTBEAT, kind, data=self._own.beat(stamp)))
@@ -279,7 +279,7 @@ class PythonEngine:
         known = self._links.get(link)
         if known is not None:
             known.activity.heard(beat, kind)
-            if kind is Kind.PING:
+            if kind is Kind.PING and beat.stamp != NO_ANSWER:
                 self._put_beat(known, Kind.PONG, beat.stamp)
 
     def note_loop(self) -> None:

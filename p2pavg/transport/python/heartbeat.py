@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 
 from p2pavg.transport.engine import LinkHealth
-from p2pavg.transport.frames import HEARTBEAT_BYTES, Heartbeat, Kind
+from p2pavg.transport.frames import HEARTBEAT_BYTES, NO_ANSWER, Heartbeat, Kind
+
+ANSWER_S = 1.0
 
 
 class OwnActivity:
@@ -29,11 +31,24 @@ class PeerActivity:
         self._rtt_s = 0.0
         self._loop_age_s = math.inf
         self._trainer_age_s = math.inf
+        self._pinged_at = self._asked_at = -math.inf
+
+    def stamp(self) -> int:
+        """Of the next PING. It asks for an answer when no PING of the other side came for a second, and each
+        second for the round trip: where both sides send PINGs, answering each would double them.
+        """
+        now = time.monotonic_ns()
+        if 1e-9 * now - min(self._asked_at, self._pinged_at) < ANSWER_S:
+            return NO_ANSWER
+        self._asked_at = 1e-9 * now
+        return now
 
     def heard(self, beat: Heartbeat, kind: Kind) -> None:
         self._loop_age_s = beat.loop_age_s
         self._trainer_age_s = beat.trainer_age_s
-        if kind is Kind.PONG:
+        if kind is Kind.PING:
+            self._pinged_at = time.monotonic()
+        else:
             rtt = max(0.0, (time.monotonic_ns() - beat.stamp) / 1e9)
             self._rtt_s = rtt if self._rtt_s == 0.0 else self._rtt_s + (rtt - self._rtt_s) / 8
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import math
 import os
 import socket
@@ -17,7 +18,8 @@ import pytest
 from p2pavg import native
 from p2pavg.transport import frames
 from p2pavg.transport.engine import Missing, Start
-from p2pavg.transport.frames import Header, Heartbeat, Kind
+from p2pavg.transport.frames import NO_ANSWER, Header, Heartbeat, Kind
+from p2pavg.transport.python.heartbeat import ANSWER_S
 from tests.unit.transport.engine_swarm import DEADLINE_S, KINDS, Reduction, Swarm, gradients, poll, tcp_pair
 
 
@@ -717,6 +719,30 @@ class TestEngine:
         header, body = await read_frame(wire)
         assert header.kind is Kind.PONG
         assert Heartbeat.parse(body).stamp == 0xDEADBEEFCAFE
+        wire.close()
+
+    async def test_who_pings_is_pinged(self, swarm_of):
+        """A PING asks for an answer while none come from the other side; else one a second does."""
+        swarm = swarm_of(2, streams=0)
+        wire = swarm.wire(0, 1)
+        swarm.engines[0].set_heartbeat(0.02)
+
+        async def beat() -> Heartbeat:
+            header, body = await read_frame(wire)
+            assert header.kind is Kind.PING
+            return Heartbeat.parse(body)
+
+        assert NO_ANSWER not in [(await beat()).stamp for _ in range(3)]
+        asked: list[float] = []
+        unasked = 0
+        while unasked < 20:  # it is pinged, and answers none of these
+            await send(wire, frame(Kind.PING, Heartbeat(NO_ANSWER, 0.0, 0.0).pack()))
+            stamp = (await beat()).stamp
+            if stamp == NO_ANSWER:
+                unasked += 1
+            elif unasked:
+                asked.append(stamp / 1e9)
+        assert all(b - a >= ANSWER_S for a, b in itertools.pairwise(asked))
         wire.close()
 
     async def test_upload_limit(self, swarm_of):
