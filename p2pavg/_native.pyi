@@ -80,7 +80,7 @@ class Pump:
         rank: int,
         links: Sequence[int],
         voters: Sequence[bool],
-        parts: Sequence[tuple[int, int, int, Sequence[int]]],
+        parts: Sequence[tuple[int, int, int, Sequence[int], bool]],
         groups: Sequence[int],
         gathers: bool,
         chunk_elements: int,

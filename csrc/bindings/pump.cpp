@@ -15,7 +15,7 @@ using namespace p2pavg::pump;
 
 namespace {
 
-using PartTuple = std::tuple<uint32_t, uint64_t, uint64_t, std::vector<uint32_t>>;  // owner, start, count, deputies
+using PartTuple = std::tuple<uint32_t, uint64_t, uint64_t, std::vector<uint32_t>, bool>;  // as plan.part.Part
 
 std::shared_ptr<Job> open_job(const Pump &pump, uint64_t transfer) {
     auto job = pump.job(transfer);
@@ -31,7 +31,8 @@ void open_reduce(Pump &pump, uint64_t transfer, uint32_t rank, const std::vector
     spec.transfer = transfer;
     spec.rank = rank;
     spec.voters.assign(voters.begin(), voters.end());
-    for (const auto &[owner, start, count, deputies] : parts) spec.parts.push_back({owner, start, count, deputies});
+    for (const auto &[owner, start, count, deputies, swaps] : parts)
+        spec.parts.push_back({owner, start, count, deputies, swaps});
     spec.groups = std::move(groups);
     spec.gathers = gathers;
     spec.chunk_elements = chunk_elements;

@@ -41,14 +41,16 @@ Job::Job(ReduceJob given, std::vector<std::shared_ptr<Link>> links, EventQueue &
         for (uint32_t deputy : part.deputies)
             if (deputy >= ranks || !is_voter(deputy) || deputy == part.owner)
                 throw std::invalid_argument("a part's deputies must be voters, and not its owner");
-        Place place{parent_of(part, spec.rank), false, {}, {}};
+        if (part.swaps && (part.deputies.size() != 1 || spec.gathers))
+            throw std::invalid_argument("a part that is swapped has one deputy");
+        Place place{parent_of(part, spec.rank), false, {}, kNobody, {}};
         for (uint32_t rank = 0; rank < ranks; ++rank) {
             const bool child = rank != spec.rank && rank != part.owner && parent_of(part, rank) == spec.rank;
             child_.push_back(child);
             if (child) place.children.push_back(rank);
         }
-        place.reduces = place.parent == spec.rank ||
-                        std::find(part.deputies.begin(), part.deputies.end(), spec.rank) != part.deputies.end();
+        place.reduces = sums_up(part, spec.rank);
+        if (part.swaps && place.reduces) place.partner = spec.rank == part.owner ? part.deputies[0] : part.owner;
         places_.push_back(std::move(place));
         if (part.start != element) throw std::invalid_argument("parts must cover the vector in order");
         first_chunk_.push_back(static_cast<uint32_t>(chunks_.size()));
@@ -85,28 +87,35 @@ Job::Job(ReduceJob given, std::vector<std::shared_ptr<Link>> links, EventQueue &
 }
 
 Job::~Job() {
-    for (Sum &sum : sums_) accumulators_.give(std::move(sum.accumulator));
+    for (Sum &sum : sums_) {
+        accumulators_.give(std::move(sum.accumulator));
+        accumulators_.give(std::move(sum.other));
+    }
     for (Buffer &partial : partials_) accumulators_.give(std::move(partial));
 }
 
 bool Job::is_partial(uint32_t chunk, uint32_t rank) const {
-    const std::vector<uint32_t> &deputies = spec.parts[chunks_[chunk].part].deputies;
-    return !deputies.empty() && std::find(deputies.begin(), deputies.end(), rank) != deputies.end();
+    const Part &part = spec.parts[chunks_[chunk].part];
+    return rank == part.owner ? part.swaps : sums_up(part, rank);
+}
+
+bool Job::sums_up(const Part &part, uint32_t rank) const {
+    return rank == part.owner || std::find(part.deputies.begin(), part.deputies.end(), rank) != part.deputies.end();
 }
 
 uint32_t Job::parent_of(const Part &part, uint32_t rank) const {
-    if (std::find(part.deputies.begin(), part.deputies.end(), rank) == part.deputies.end())
-        for (uint32_t deputy : part.deputies)
-            if (rank != part.owner && spec.groups[deputy] == spec.groups[rank]) return deputy;
+    if (sums_up(part, rank)) return part.swaps ? rank : part.owner;
+    for (uint32_t deputy : part.deputies)
+        if (spec.groups[deputy] == spec.groups[rank]) return deputy;
     return part.owner;
 }
 
-// The weight of what `rank` sends to its parent.
+// The weight of what `rank` sends: added up in rank order, as its Python twin does and the partner must.
 double Job::subtree(const Part &part, uint32_t rank) const {
-    double weight = start_.weights[rank];
-    if (std::find(part.deputies.begin(), part.deputies.end(), rank) == part.deputies.end()) return weight;
+    if (!sums_up(part, rank)) return start_.weights[rank];
+    double weight = 0;
     for (uint32_t other = 0; other < links_.size(); ++other)
-        if (other != rank && other != part.owner && parent_of(part, other) == rank) weight += start_.weights[other];
+        if (other == rank || (!sums_up(part, other) && parent_of(part, other) == rank)) weight += start_.weights[other];
     return weight;
 }
 
@@ -116,13 +125,14 @@ void Job::settle_weights() {
     for (uint32_t p = 0; p < spec.parts.size(); ++p) {
         Place &place = places_[p];
         const Part &part = spec.parts[p];
-        place.upward = part.owner == spec.rank ? total : subtree(part, spec.rank);
+        place.upward = part.owner == spec.rank && !part.swaps ? total : subtree(part, spec.rank);
         if (spec.gathers) place.upward = part.owner == spec.rank ? start_.weights[spec.rank] : 0;
         if (!place.reduces) continue;
         place.weights.assign(links_.size(), 0);
         place.weights[spec.rank] = start_.weights[spec.rank];
         for (uint32_t child : place.children) place.weights[child] = spec.gathers ? 0 : subtree(part, child);
         for (double weight : place.weights) place.contributors += weight > 0;
+        if (place.partner != kNobody) place.weights[place.partner] = subtree(part, place.partner);
         if (place.contributors == 1 && contributes(spec.rank))
             for (uint32_t c = first_chunk_[p]; c < first_chunk_[p + 1]; ++c) local_chunks_.push_back(c);
     }
@@ -176,7 +186,8 @@ void Job::begin(Start start) {
         const uint32_t length = first_chunk_[p + 1] - first_chunk_[p];
         if (!spec.gathers || places_[p].upward > 0)
             for (uint32_t child : places_[p].children) (is_voter(child) ? voter_sends : joiner_sends) += length;
-        if (places_[p].parent != spec.rank && places_[p].upward > 0) voter_sends += length;
+        const bool sends_on = places_[p].parent != spec.rank || places_[p].partner != kNobody;
+        if (sends_on && places_[p].upward > 0) voter_sends += length;
     }
     const bool sends = contributes(spec.rank);
     voter_sends_left_ = voter_sends;
@@ -232,7 +243,7 @@ Job::Verdict Job::admit(const Header &header, const Link &from, uint32_t &chunk)
         why = "a chunk that the vector does not have";
     } else if (header.sender != rank) {
         why = "a chunk in another member's name";
-    } else if (contribution ? !is_child(chunk, rank) : parent(chunk) != rank) {
+    } else if (contribution ? !is_child(chunk, rank) && !swaps_with(chunk, rank) : parent(chunk) != rank) {
         why = "a chunk of a part that is not its own to send";
     } else if (const bool plain = contribution && !is_partial(chunk, rank);
                header.codec != (plain ? spec.contribution_codec : spec.result_codec)) {
@@ -248,7 +259,7 @@ Job::Verdict Job::admit(const Header &header, const Link &from, uint32_t &chunk)
         return Verdict::discard;
     }
     // The contribution is added to this member's own, so it has to wait until that chunk is in place.
-    if (contribution && contributes(spec.rank) && !supplied(chunk)) return Verdict::hold;
+    if (contribution && contributes(spec.rank) && !supplied(chunk) && !swaps_with(chunk, rank)) return Verdict::hold;
     if (contribution)
         return contributed_[rank * chunks_.size() + chunk].load(std::memory_order_acquire) ? Verdict::discard
                                                                                             : Verdict::accept;
@@ -311,7 +322,7 @@ JobProgress Job::progress() const {
 void Job::missing(uint32_t rank, ChunkNames &contributions, ChunkNames &results) const {
     if (!begun() || rank >= links_.size() || rank == spec.rank) return;
     for (uint32_t c = 0; c < chunks_.size(); ++c) {
-        if (is_child(c, rank)) {
+        if (is_child(c, rank) || swaps_with(c, rank)) {
             if (place(c).weights[rank] > 0 && !contributed_[rank * chunks_.size() + c].load())
                 contributions.emplace_back(chunks_[c].part, chunks_[c].index);
         } else if (parent(c) == rank && !landing.done(c)) {
@@ -326,7 +337,7 @@ void Job::resend(uint32_t rank, const ChunkNames &contributions, const ChunkName
     auto again = [&](Kind kind, const ChunkNames &names) {
         for (auto [part, index] : names) {
             uint32_t c;
-            if (!find(part, index, c) || !(kind == Kind::result ? is_child(c, rank) : parent(c) == rank)) continue;
+            if (!find(part, index, c) || !(kind == Kind::result ? is_child(c, rank) : receiver(c) == rank)) continue;
             // A chunk that was never sent is still queued, or is queued once it is ready.
             if (sent_flag(rank, c).load()) items.push_back({kind, true, rank, c, 0, shared_from_this(), {}});
         }

@@ -23,7 +23,10 @@ struct Part {
     uint64_t start;
     uint64_t count;
     std::vector<uint32_t> deputies = {};
+    bool swaps = false;  // the owner and its only deputy give each other their means, and both make the result
 };
+
+constexpr uint32_t kNobody = UINT32_MAX;  // no rank
 
 struct ReduceJob {
     uint64_t transfer = 0;
@@ -61,12 +64,13 @@ struct Chunk {
 
 // This member's place in the tree of one part; p2pavg/plan describes the trees.
 struct Place {
-    uint32_t parent;  // this member's own rank where it owns the part
+    uint32_t parent;  // this member's own rank where it makes the result
     bool reduces;     // this member owns the part, or is a deputy for it
     std::vector<uint32_t> children;
+    uint32_t partner = kNobody;   // the member with which this one swaps means
     std::vector<double> weights;  // once begun, by rank: the weights of the terms summed here; empty unless `reduces`
-    double upward = 0;            // once begun: the weight of the sum for the parent; at the owner, the total weight
-    uint32_t contributors = 0;    // once begun: how many of `weights` are positive
+    double upward = 0;            // once begun: the weight of what is sent; at an owner that does not swap, of all
+    uint32_t contributors = 0;    // once begun: how many of `weights` are positive, the partner's apart
 };
 
 struct JobProgress {
@@ -115,9 +119,9 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     uint8_t *result_of(uint32_t chunk) const { return spec.result + chunks_[chunk].result_at; }
     uint32_t result_crc(uint32_t chunk) const { return crcs_[chunk]; }
     const Start &begun_with() const { return start_; }
-    // The encoded partial mean of a deputy's chunk; nullptr: this member sends its own contribution to the parent.
+    // The encoded partial mean of a chunk that is sent as one.
     const uint8_t *partial_of(uint32_t chunk) const { return partials_[chunk].data(); }
-    bool is_deputy(uint32_t chunk) const { return place(chunk).reduces && !mine(chunk); }
+    bool sends_partial(uint32_t chunk) const { return place(chunk).reduces && receiver(chunk) != spec.rank; }
 
     const ReduceJob spec;
 
@@ -125,15 +129,20 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     struct Sum {
         Buffer accumulator;
         uint32_t contributions = 0;
+        bool whole = false;  // the mean of a swapped chunk is encoded
+        Buffer other;        // and the partner's, once it is here
     };
     static constexpr size_t kStripes = 64;
 
     const Place &place(uint32_t chunk) const { return places_[chunks_[chunk].part]; }
     uint32_t parent(uint32_t chunk) const { return place(chunk).parent; }
-    bool mine(uint32_t chunk) const { return parent(chunk) == spec.rank; }
+    // To whom this member sends what it contributes or adds up; its own rank: to nobody.
+    uint32_t receiver(uint32_t chunk) const { return place(chunk).partner == kNobody ? parent(chunk) : place(chunk).partner; }
+    bool swaps_with(uint32_t chunk, uint32_t rank) const { return place(chunk).partner == rank; }
     bool is_child(uint32_t chunk, uint32_t rank) const { return child_[chunks_[chunk].part * links_.size() + rank] != 0; }
     bool is_partial(uint32_t chunk, uint32_t rank) const;  // whether `rank` contributes a mean in the result codec
     uint32_t parent_of(const Part &part, uint32_t rank) const;
+    bool sums_up(const Part &part, uint32_t rank) const;
     double subtree(const Part &part, uint32_t rank) const;
     void settle_weights();
     void fill_absent();
@@ -147,6 +156,9 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     P2pavgTerm own_term(const Chunk &chunk) const;
     bool gather_own(const Chunk &chunk);
     bool mean_of_own(uint32_t index);
+    void keep_other(uint32_t rank, uint32_t index, const uint8_t *body);
+    void unite(uint32_t index);
+    bool both_here(uint32_t index) const;
     uint32_t whose_fault(uint32_t rank, uint32_t chunk, const uint8_t *body);
     int codec_of(uint32_t rank, uint32_t chunk) const {
         return is_partial(chunk, rank) ? spec.result_codec : spec.contribution_codec;
@@ -173,7 +185,7 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     uint32_t own_chunk_ = 0;
 
     std::vector<Sum> sums_;
-    std::vector<Buffer> partials_;  // encoded partial means of a deputy's chunks
+    std::vector<Buffer> partials_;  // encoded means of chunks that are sent as partial ones
     std::mutex stripes_[kStripes];
     std::vector<uint32_t> crcs_;
     std::unique_ptr<std::atomic<uint8_t>[]> contributed_, sent_, refused_;

@@ -17,6 +17,7 @@ P2pavgTerm Job::own_term(const Chunk &chunk) const {
 }
 
 void Job::contribute(uint32_t rank, uint32_t index, const uint8_t *body) {
+    if (swaps_with(index, rank)) return keep_other(rank, index, body);
     const Chunk &chunk = chunks_[index];
     Sum &sum = sums_[index];
     Buffer whole;
@@ -40,6 +41,7 @@ void Job::contribute(uint32_t rank, uint32_t index, const uint8_t *body) {
         if (last) {
             finite = p2pavg_sum_encode(terms, count, chunk.count, static_cast<float>(1.0 / place(index).upward),
                                        spec.result_codec, mean_of(index));
+            sum.whole = finite;
             whole = std::move(sum.accumulator);
         } else if (first) {
             sum.accumulator = accumulators_.take(chunk.count * sizeof(float));
@@ -58,6 +60,56 @@ void Job::contribute(uint32_t rank, uint32_t index, const uint8_t *body) {
     contributions_received_[rank].fetch_add(1);
     if (first && contributes(spec.rank)) contributions_received_[spec.rank].fetch_add(1);
     if (last) reduced(index);
+}
+
+// The partner's mean of a swapped chunk: it waits for this member's.
+void Job::keep_other(uint32_t rank, uint32_t index, const uint8_t *body) {
+    {
+        std::lock_guard lock(stripes_[index % kStripes]);
+        if (contributed_[rank * chunks_.size() + index].exchange(1)) return;
+        sums_[index].other = accumulators_.take(chunks_[index].result_length);
+        std::memcpy(sums_[index].other.data(), body, chunks_[index].result_length);
+    }
+    contributions_received_[rank].fetch_add(1);
+    unite(index);
+}
+
+bool Job::both_here(uint32_t index) const {
+    const Sum &sum = sums_[index];
+    const Place &at = place(index);
+    return (sum.whole || at.contributors == 0) && (sum.other || !(at.weights[at.partner] > 0));
+}
+
+// Makes the result of a swapped chunk once both means are here: of both as they are encoded, the owner's first, so that
+// this member and its partner have the same bits.
+void Job::unite(uint32_t index) {
+    const Chunk &chunk = chunks_[index];
+    const Place &at = place(index);
+    Buffer other;
+    {
+        std::lock_guard lock(stripes_[index % kStripes]);
+        if (!both_here(index) || landing.done(index)) return;
+        other = std::move(sums_[index].other);
+        double total = 0;
+        for (double weight : start_.weights) total += weight;
+        P2pavgTerm terms[2];
+        size_t count = 0;
+        const bool owns = spec.parts[chunk.part].owner == spec.rank;
+        for (const bool own : {owns, !owns}) {
+            const double weight = own ? at.upward : at.weights[at.partner];
+            const uint8_t *mean = own ? partials_[index].data() : other.data();
+            if (weight > 0) terms[count++] = {spec.result_codec, mean, static_cast<float>(weight)};
+        }
+        if (!p2pavg_sum_encode(terms, count, chunk.count, static_cast<float>(1.0 / total), spec.result_codec,
+                               result_of(index))) {
+            refuse(other ? whose_fault(at.partner, index, other.data()) : spec.rank, "its gradient is not finite");
+            return;
+        }
+        crcs_[index] = p2pavg_crc32(0, result_of(index), chunk.result_length);
+        landing.finish(index);
+    }
+    accumulators_.give(std::move(other));
+    in_place(index);
 }
 
 // The member whose value made the sum of a chunk infinite or NaN.
@@ -86,8 +138,9 @@ bool Job::gather_own(const Chunk &chunk) {
 bool Job::mean_of_own(uint32_t index) {
     const Chunk &chunk = chunks_[index];
     const P2pavgTerm own = own_term(chunk);
-    return p2pavg_sum_encode(&own, 1, chunk.count, static_cast<float>(1.0 / place(index).upward), spec.result_codec,
-                             mean_of(index)) != 0;
+    std::lock_guard lock(stripes_[index % kStripes]);
+    return sums_[index].whole = p2pavg_sum_encode(&own, 1, chunk.count, static_cast<float>(1.0 / place(index).upward),
+                                                  spec.result_codec, mean_of(index)) != 0;
 }
 
 bool Job::has_local_chunks() const {
@@ -113,7 +166,7 @@ bool Job::reduce_local_chunk() {
 }
 
 uint8_t *Job::mean_of(uint32_t index) {
-    if (mine(index)) return result_of(index);
+    if (receiver(index) == spec.rank) return result_of(index);
     partials_[index] = accumulators_.take(chunks_[index].result_length);
     return partials_[index].data();
 }
@@ -124,10 +177,11 @@ void Job::send_one(Kind kind, uint32_t rank, uint32_t index) {
     links_[rank]->push(std::move(one));
 }
 
-// Called when the encoded mean of a chunk is in place. At the part's owner it is the result, the same bytes for all.
+// Called when the encoded mean of a chunk is in place. It goes to the receiver; without one it is the result.
 void Job::reduced(uint32_t index) {
-    if (!mine(index)) {
-        send_one(Kind::contribution, parent(index), index);
+    if (receiver(index) != spec.rank) {
+        send_one(Kind::contribution, receiver(index), index);
+        if (place(index).partner != kNobody) unite(index);
         return;
     }
     crcs_[index] = p2pavg_crc32(0, result_of(index), chunks_[index].result_length);  // before a stream can send it

@@ -202,7 +202,7 @@ void Stream::encrypt(const Header &header) {
 
 void Stream::load_contribution(const Job &job, Header &header, bool &finite) {
     const Chunk &chunk = job.chunk(out_.item.chunk);
-    const bool partial = job.is_deputy(out_.item.chunk);
+    const bool partial = job.sends_partial(out_.item.chunk);
     header.codec = static_cast<uint8_t>(partial ? job.spec.result_codec : job.spec.contribution_codec);
     header.length = partial ? chunk.result_length : chunk.encoded_length;
     const Start &start = job.begun_with();

@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from p2pavg.allreduce.levels import sized, tree_costs, trees
+from p2pavg import codecs
+from p2pavg.allreduce.levels import Swaps, sized, tree_costs, trees
 from p2pavg.allreduce.partition import Capacity, costs, measured, part_counts, shares
+from p2pavg.codecs import Codec
 from p2pavg.plan import MOST_GATHERED, MOST_MEMBERS, Plan
 from p2pavg.plan.part import Part
 
@@ -56,8 +58,17 @@ class PlanInputs:
     links: Mapping[tuple[int, int], float]  # bytes/s from rank to rank, where known
     groups: Sequence[int]  # the region of each member
     near_rtt_s: float = 0.0  # the longest round trip inside a region
+    far_rtt_s: float = 0.0  # the longest of all
+    swaps: Swaps = Swaps.NOBODY
     prices: Prices | None = None
     votes: Sequence[bool] = ()  # of each member
+
+
+def swaps_of(contribution: Codec, result: Codec) -> Swaps:
+    """Who may swap partial means, which travel as results do."""
+    if not codecs.is_built_in(result):
+        return Swaps.NOBODY  # somebody else's codec promises equal floats of equal bytes, not the reverse
+    return Swaps.ALL if contribution.wire_id == result.wire_id else Swaps.CROWDS
 
 
 def gather(question: PlanInputs) -> Choice:
@@ -77,7 +88,7 @@ def gather(question: PlanInputs) -> Choice:
         others = len(question.members) - 1
         rates = [known.up[voters].min() / others, known.down.min() / max(1, len(voters) - 1)]
         rates += [rate for (sender, _), rate in known.pairs.items() if sender in voters]
-        seconds = question.nbytes / float(min(rates))
+        seconds = question.nbytes / float(min(rates)) + question.far_rtt_s / 2
     prices, groups = question.prices or {}, question.groups
     ways = [(groups[a], groups[b]) for a in voters for b in range(len(groups)) if a != b]
     return Choice(plan, seconds, sum(prices.get(way, 0.0) for way in ways) * question.nbytes / _GB)
@@ -110,8 +121,10 @@ def flat(question: PlanInputs) -> Choice:
             parts.append(Part(rank, start, count))
             start += count
     bounds = costs(members, links)
-    seconds = None if bounds is None else question.nbytes * float((bounds @ fractions).max())
     plan = Plan(tuple(parts))
+    seconds = None if bounds is None else question.nbytes * float((bounds @ fractions).max())
+    if seconds is not None:
+        seconds += _under_way(plan, seconds, question)
     return Choice(plan, seconds, dollars(plan, question))
 
 
@@ -120,13 +133,28 @@ def two_levels(question: PlanInputs, homes: Collection[int] | None = None) -> Ch
     own parts; None: all.
     """
     owners = [rank for rank, member in enumerate(question.members) if member.owns]
-    empty = trees(question.groups, owners, homes) if len(question.members) <= MOST_MEMBERS else None
+    if len(question.members) > MOST_MEMBERS:
+        return None
+    empty = trees(question.groups, owners, homes, question.swaps)
     if empty is None:
         return None
     plan, per_byte = sized(empty, question.numel, tree_costs(empty, question.members, question.links))
-    latency = question.near_rtt_s + _OVERHEAD_S
-    seconds = None if per_byte is None else question.nbytes * per_byte + latency
+    seconds = None if per_byte is None else question.nbytes * per_byte
+    if seconds is not None:
+        seconds += _under_way(plan, seconds, question) + question.near_rtt_s + _OVERHEAD_S
     return Choice(plan, seconds, dollars(plan, question))
+
+
+def _under_way(plan: Plan, seconds: float, question: PlanInputs) -> float:
+    """Seconds that the last bytes are under way, of a transfer that the rates alone let take `seconds`.
+
+    What is reduced elsewhere comes back: while the first half of the bytes, the contributions, is still
+    leaving that costs nothing more, else the rest of a second way. What is swapped goes one way.
+    """
+    way = question.far_rtt_s / 2
+    if all(part.swaps for part in plan.parts):
+        return way
+    return max(way, 2 * way - seconds / 2)
 
 
 def cheapest_homes(question: PlanInputs) -> set[int]:
@@ -156,10 +184,8 @@ def dollars(plan: Plan, question: PlanInputs) -> float:
         return 0.0
     members, total = len(question.members), 0.0
     for index, part in enumerate(plan.parts):
-        for rank in range(members):
-            parent = plan.parent(index, rank)
-            if parent is not None:
-                way = groups[rank], groups[parent]
-                both = prices.get(way, 0.0) + prices.get(way[::-1], 0.0)
-                total += both * part.count / question.numel
+        for rank, other in plan.ways(index, members):
+            way = groups[rank], groups[other]
+            both = prices.get(way, 0.0) + prices.get(way[::-1], 0.0)
+            total += both * part.count / question.numel
     return total * question.nbytes / _GB

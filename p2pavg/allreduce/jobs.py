@@ -60,6 +60,7 @@ class JobInProgress:
     codec: codecs.Codec = field(default_factory=lambda: codecs.get("none"))  # of contributions
     growing: Encoding | None = None  # our contribution, when it is encoded while it flows
     _expected: tuple[tuple[int, int], ...] = ()
+    _owed: tuple[int, ...] = ()
 
     def encoded(self) -> EncodedResult:
         """The result; whole only after the engine reported the job done."""
@@ -87,20 +88,33 @@ class JobInProgress:
         """(contribution chunks, result chunks) that this peer awaits from `rank`."""
         return self._expected[rank]
 
+    def owed(self, rank: int) -> int:
+        """Chunks that this peer contributes to what `rank` adds up, means of its own side among them."""
+        return self._owed[rank]
+
     def count(self) -> None:
         """What is expected of whom: once the links are known, and again once the weights are."""
         members = len(self.links)
-        due = [[0, 0] for _ in range(members)]
+        due, owed = [[0, 0] for _ in range(members)], [0] * members
         for index, part in enumerate(self.plan.parts):
             chunks = -(-part.count // self.layout.chunk_elements)
             parent = self.plan.parent(index, self.rank)
             if parent is not None:
                 due[parent][1] += chunks
-            for child in self.plan.children(index, self.rank, members) if self.weights else ():
-                due[child][0] += chunks if self.plan.weight(index, child, self.weights) > 0 else 0
+            partner = self.plan.partner(index, self.rank)
+            givers = (
+                *self.plan.children(index, self.rank, members),
+                *(() if partner is None else (partner,)),
+            )
+            for giver in givers if self.weights else ():
+                due[giver][0] += chunks if self.plan.weight(index, giver, self.weights) > 0 else 0
+            receiver = self.plan.receiver(index, self.rank)
+            if receiver is not None and self.weights:
+                owed[receiver] += chunks if self.plan.weight(index, self.rank, self.weights) > 0 else 0
             if part.owner == self.rank:
                 due[self.rank][0] += chunks if self.weights and self.weights[self.rank] > 0 else 0
         self._expected = tuple((contributions, results) for contributions, results in due)
+        self._owed = tuple(owed)
 
 
 class Jobs:

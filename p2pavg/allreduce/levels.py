@@ -1,12 +1,15 @@
 """Plans with two levels: which trees there are over regions, and how much of the vector each gets. Pure.
 
 Within a region its members take turns as the one that adds up: tree after tree another one does, so that
-each machine, and each pair of machines of two regions, carries its share.
+each machine, and each pair of machines of two regions, carries its share. Of two regions, both reduce: they
+swap partial means, so that nothing waits for a way there and back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +24,19 @@ F64 = npt.NDArray[np.float64]
 MOST_TREES = 128  # of one plan: each is a part with its own border, digest and last chunk
 
 
+class Swaps(Enum):
+    """Who may swap partial means with whom."""
+
+    NOBODY = "nobody"  # two that encode the same values may get other bytes
+    CROWDS = "crowds"  # regions of several members: a partial mean takes more bytes than a contribution
+    ALL = "all"
+
+
 def trees(
-    groups: Sequence[int], owners: Collection[int], homes: Collection[int] | None = None
+    groups: Sequence[int],
+    owners: Collection[int],
+    homes: Collection[int] | None = None,
+    swaps: Swaps = Swaps.NOBODY,
 ) -> Plan | None:
     """A plan whose parts are all empty, one for each tree; None: two levels save nothing here.
 
@@ -36,13 +50,16 @@ def trees(
     home_groups = [group for group in here if homes is None or group in homes]
     if len(here) < 2 or not home_groups or (homes is None and not crowded):
         return None
+    swapped = len(here) == 2 and (swaps is Swaps.ALL or (swaps is Swaps.CROWDS and len(crowded) == 2))
+    if swapped:
+        crowded, home_groups = set(here), home_groups[:1]
     turns = _turns([here[group] for group in here], max(1, MOST_TREES // len(home_groups)))
     parts = []
     for turn in turns:
         chosen = dict(zip(here, turn, strict=True))
         for home in home_groups:
             deputies = tuple(rank for group, rank in chosen.items() if group != home and group in crowded)
-            parts.append(Part(chosen[home], 0, 0, deputies))
+            parts.append(Part(chosen[home], 0, 0, deputies, swapped))
     return Plan(tuple(parts), tuple(groups))
 
 
@@ -95,10 +112,13 @@ def tree_costs(plan: Plan, members: Sequence[Capacity], links: Mapping[tuple[int
             sends[deputy] = contributes[below].any()
             parents[below] = deputy
         parents[list(part.deputies)] = part.owner
+        returns = np.ones(n)
+        if part.swaps:
+            returns[part.deputies[0]] = contributes[groups != groups[part.deputies[0]]].any()
         sends[part.owner] = False
         others = ranks != part.owner
         carried[index, ranks[others], parents[others]] = sends[others]
-        carried[index, parents[others], ranks[others]] += 1.0
+        carried[index, parents[others], ranks[others]] += returns[others]
     rows = [carried.sum(2).T / known.up[:, None], carried.sum(1).T / known.down[:, None]]
     if known.pairs:
         ends = np.array(list(known.pairs))
@@ -123,6 +143,6 @@ def sized(plan: Plan, numel: int, costs: F64 | None) -> tuple[Plan, float | None
     start = 0
     for tree, count in zip(plan.parts, part_counts(numel, fractions.tolist()), strict=True):
         if count:
-            parts.append(Part(tree.owner, start, count, tree.deputies))
+            parts.append(replace(tree, start=start, count=count))
             start += count
     return Plan(tuple(parts), plan.groups), seconds

@@ -21,14 +21,15 @@ def sent_by_stage(
     """
     sent = dict.fromkeys((CONTRIBUTIONS, PARTIAL, RESULTS, PASSED_ON), 0)
     for index, part in enumerate(plan.parts):
-        deputy, parent = plan.is_deputy(index, rank), plan.parent(index, rank)
-        if parent is not None and plan.weight(index, rank, weights) > 0:
-            size = result_size(part.count) if deputy else contribution_size(part.count)
-            sent[PARTIAL if deputy else CONTRIBUTIONS] += size
+        partial, receiver = plan.sends_partial(index, rank), plan.receiver(index, rank)
+        if receiver is not None and plan.weight(index, rank, weights) > 0:
+            size = result_size(part.count) if partial else contribution_size(part.count)
+            sent[PARTIAL if partial else CONTRIBUTIONS] += size
         children = len(plan.children(index, rank, len(weights)))
         if plan.gathers:
             given = plan.weight(index, rank, weights) > 0
             sent[CONTRIBUTIONS] += children * result_size(part.count) if given else 0
         else:
-            sent[PASSED_ON if deputy else RESULTS] += children * result_size(part.count)
+            passed_on = rank in part.deputies and not part.swaps
+            sent[PASSED_ON if passed_on else RESULTS] += children * result_size(part.count)
     return {stage: count for stage, count in sent.items() if count}

@@ -208,11 +208,9 @@ def transfer(job: Workload, swarm: Swarm, plan: Topology = Topology.AUTO) -> Tra
     for index, part in enumerate(chosen.plan.parts):
         share = part.count / question.numel
         parts[part.owner] += share
-        for rank in range(n):
-            parent = chosen.plan.parent(index, rank)
-            if parent is not None:
-                sent[rank, parent] = sent.get((rank, parent), 0.0) + own * share
-                sent[parent, rank] = sent.get((parent, rank), 0.0) + back * share
+        for rank, other in chosen.plan.ways(index, n):
+            sent[rank, other] = sent.get((rank, other), 0.0) + own * share
+            sent[other, rank] = sent.get((other, rank), 0.0) + back * share
     if chosen.seconds is None:
         return TransferForecast(0.0, tuple(parts), "nothing that was measured", sent, chosen.plan.kind)
     ramped, binds = _slowest(swarm, sent)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from p2pavg import codecs
+from p2pavg.allreduce.choosing import swaps_of
 from p2pavg.errors import ProtocolError
 from p2pavg.membership import View
 from p2pavg.peer import advice
@@ -68,7 +69,8 @@ def build_machine(
     settings: Settings, me: bytes, spec: TrainingSpec, start: RunStart, role: Role, *, client_only: bool
 ) -> tuple[Machine, Planner]:
     """The state machine of the rounds, as it stands when this peer enters, and what plans its rounds."""
-    result = codecs.for_results(codecs.get(spec.compression))
+    contribution = codecs.get(spec.compression)
+    result = codecs.for_results(contribution)
     prices = settings.price_table
     planner = Planner(
         lambda: spec.exact(machine.epoch) or spec.numel,
@@ -77,6 +79,7 @@ def build_machine(
         None if prices is None else prices.between,
         codecs.is_sparse(result),
         math.inf if spec.egress_usd_per_hour is None else spec.egress_usd_per_hour,
+        swaps_of(contribution, result),
     )
     machine = Machine(
         Config(

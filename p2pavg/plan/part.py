@@ -10,10 +10,12 @@ class Part:
     """A contiguous slice [start, start + count) of the flat vector, reduced by rank `owner`; may be empty.
 
     deputies: ranks that stand between the owner and the other members of their own group, one for each group
-    that has one; see `p2pavg.plan`.
+    that has one; see `p2pavg.plan`. swaps: the owner and its only deputy give each other their partial means,
+    and each of both makes the result of the two.
     """
 
     owner: int
     start: int
     count: int
     deputies: tuple[int, ...] = ()
+    swaps: bool = False

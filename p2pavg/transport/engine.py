@@ -11,8 +11,10 @@ contribution without a detour over the codec, unless its source is already encod
 all children with weight > 0 are in, a deputy divides by their weights and its own, encodes that once with the
 result codec and sends it to its parent (CONTRIBUTION too). The owner divides by the total weight, encodes
 once with the result codec, stores the encoded bytes in its own result buffer and sends exactly these bytes to
-its children (RESULT), and deputies pass them on to theirs. A member with weight 0 sends no contribution, but
-serves the parts it owns or is a deputy for, and receives results. In an all-gather nobody sends
+its children (RESULT), and deputies pass them on to theirs. Where owner and deputy swap, each sends the other
+that encoded mean (CONTRIBUTION), and both decode the two, add them up, the owner's first, divide by the total
+weight, encode, and send the same bytes to their own children. A member with weight 0 sends no contribution,
+but serves the parts it owns or is a deputy for, and receives results. In an all-gather nobody sends
 CONTRIBUTIONs: the RESULT of a part is what its owner contributes, in a sparse codec; the parts of members
 with weight 0 are zeros, which nobody sends; and what is malformed is refused. Members that do not vote
 (joiners) have no children, receive results, and nobody's completion waits for them.

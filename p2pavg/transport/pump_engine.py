@@ -100,7 +100,7 @@ class PumpEngine:
             rank=job.rank,
             links=job.links,
             voters=job.voters,
-            parts=[(part.owner, part.start, part.count, part.deputies) for part in job.parts],
+            parts=[(part.owner, part.start, part.count, part.deputies, part.swaps) for part in job.parts],
             groups=job.plan.groups,
             gathers=job.plan.gathers,
             chunk_elements=job.chunk_elements,

@@ -50,6 +50,7 @@ class Job:
         self.rank = self.members.index(node.me)
         count = len(self.members)
         self.parents = [self.plan.parent(part, self.rank) for part in range(self.parts)]
+        self.partners = [self.plan.partner(part, self.rank) for part in range(self.parts)]
         self.children = {
             part: self.plan.children(part, self.rank, count)
             for part in range(self.parts)
@@ -62,7 +63,8 @@ class Job:
         self.weights: tuple[float, ...] = ()
         self.contribution: tuple[Any, ...] = ()  # our samples in it
         self.contributions: dict[int, dict[int, Sums]] = {}  # by part that we reduce, and by sender
-        self.reduced: set[int] = set()  # parts
+        self.partial: dict[int, Sums] = {}  # by part that we reduce, once all below us is in
+        self.swapped: dict[int, Sums] = {}  # by part: the other side's
         self.results: dict[int, Any] = {}
         self.chunks_in: dict[int, list[int]] = {}  # by rank: contributions, results
         self.done = False
@@ -120,7 +122,10 @@ class Job:
             if value[0][1][0] == "poison":
                 self.node.feed(ev.JobRefused(self.transfer, rank, "a contribution is not finite"))
                 return
-            self.contributions.setdefault(part, {})[rank] = value
+            if rank == self.partners[part]:
+                self.swapped[part] = value
+            else:
+                self.contributions.setdefault(part, {})[rank] = value
             self._reduce(part)
         else:
             self._returned(part, value)
@@ -136,20 +141,28 @@ class Job:
         return self.plan.weight(part, rank, self.weights) > 0
 
     def _reduce(self, part: int) -> None:
-        """Once all that is contributed to a part is here: it goes up the tree, or is the result."""
+        """Once all that is contributed to a part is here: it goes on, or is the result; of two that swap,
+        each makes the result of both.
+        """
         given, own = self.contributions.get(part, {}), self.weights[self.rank] > 0
         due = {rank for rank in self.children[part] if self._sends(rank, part)} | (
             {self.rank} if own else set()
         )
-        parent = self.parents[part]
-        if part in self.reduced or due - given.keys():
+        if due - given.keys() or part in self.results:
             return
-        self.reduced.add(part)
-        sums = tuple(sorted(entry for entries in given.values() for entry in entries))
-        if parent is None:
-            self._returned(part, Value((value, weight) for _, value, weight in sums))
-        elif sums:
-            self._send(parent, "contribution", part, sums)
+        receiver = self.plan.receiver(part, self.rank)
+        if part not in self.partial:
+            sums = self.partial[part] = tuple(
+                sorted(entry for entries in given.values() for entry in entries)
+            )
+            if receiver is not None and sums:
+                self._send(receiver, "contribution", part, sums)
+        if self.parents[part] is not None or (
+            receiver is not None and self._sends(receiver, part) and part not in self.swapped
+        ):
+            return
+        both = sorted((*self.partial[part], *self.swapped.get(part, ())))
+        self._returned(part, Value((value, weight) for _, value, weight in both))
 
     def _returned(self, part: int, value: Value) -> None:
         """The result of a part is here: it goes down the tree."""
@@ -179,6 +192,9 @@ class Job:
             for rank in children:
                 if self._sends(rank, part):
                     owed.setdefault(rank, [0, 0])[0] += self.chunks
+            partner = self.partners[part]
+            if partner is not None and self._sends(partner, part):
+                owed.setdefault(partner, [0, 0])[0] += self.chunks
         for part, parent in enumerate(self.parents):
             if parent is not None and part not in self.absent():
                 owed.setdefault(parent, [0, 0])[1] += self.chunks

@@ -231,7 +231,7 @@ class ToItself(deque[Message]):
 
 def plan(members: Any) -> Plan:
     """Flat, or, for half of the groups of at least three, over two or three regions, with deputies in
-    most; for some groups an all-gather.
+    most, half of which swap with the owner where there is one; for some groups an all-gather.
     """
     found, count = flat(members), len(members)
     voters = [rank for rank, member in enumerate(members) if member.voter]
@@ -253,7 +253,8 @@ def plan(members: Any) -> Plan:
             here = [other.owner for other in found.parts if groups[other.owner] == group]
             if here and dice.random() < 0.8:
                 deputies.append(dice.choice(here))
-        parts.append(replace(part, deputies=tuple(deputies)))
+        swaps = len(deputies) == 1 and dice.random() < 0.5
+        parts.append(replace(part, deputies=tuple(deputies), swaps=swaps))
     return Plan(tuple(parts), groups)
 
 

@@ -350,7 +350,7 @@ def short(thing: Any, name: Callable[[PeerId], str]) -> str:
         if hasattr(value, "attempt"):
             return f"({value.epoch}.{value.attempt} {show(value.leader)})"
         if isinstance(value, Plan):
-            return show([(part.owner, *part.deputies) for part in value.parts])
+            return show([(part.owner, *part.deputies, *["swap"] * part.swaps) for part in value.parts])
         if hasattr(value, "stage"):
             return f"held({show(value.ballot)} {value.stage.value})"
         if hasattr(value, "voter"):

@@ -172,6 +172,7 @@ struct Reduction {
                 const auto deputy = static_cast<uint32_t>(below(random, members));
                 if (group != groups[part.owner] && groups[deputy] == group) part.deputies.push_back(deputy);
             }
+        for (Part &part : parts) part.swaps = part.deputies.size() == 1 && below(random, 2) != 0;
         for (size_t i = 0; i < peers; ++i) {
             voters.push_back(i < members);
             weights.push_back(i < members && below(random, 4) ? 1.0 + static_cast<double>(below(random, 9)) : 0.0);

@@ -13,6 +13,7 @@ from p2pavg.allreduce.choosing import (
     dollars,
     flat,
     gather,
+    swaps_of,
     two_levels,
 )
 from p2pavg.allreduce.partition import Capacity
@@ -44,7 +45,7 @@ def predict(
 
     A host's name is taken for the name of its region in the table of prices.
     """
-    asked = inputs(topology, peers, numel, codec.encoded_size(numel), prices)
+    asked = inputs(topology, peers, numel, codec, prices)
     found: list[tuple[str, PlanInputs, Choice | None]] = [
         (FLAT, asked, flat(asked)),
         (TWO_LEVEL, asked, two_levels(asked)),
@@ -54,18 +55,8 @@ def predict(
     if 1 < peers <= MOST_GATHERED:
         few = replace(asked, nbytes=sixty_fourth().encoded_size(numel))
         found.append((GATHER, few, gather(few)))
-    hosts = topology.hosts[:peers]
-    there_and_back = max(topology.rtt_ms(a, b) for a in hosts for b in hosts if a != b) / 1000
     return [
-        Prediction(
-            name,
-            # What is gathered goes there alone; what is reduced comes back as a result.
-            None
-            if choice.seconds is None
-            else choice.seconds + (there_and_back / 2 if choice.plan.gathers else there_and_back),
-            crossing(choice, question),
-            choice.dollars,
-        )
+        Prediction(name, choice.seconds, crossing(choice, question), choice.dollars)
         for name, question, choice in found
         if choice is not None
     ]
@@ -77,7 +68,7 @@ def sixty_fourth() -> codecs.Codec:
 
 
 def inputs(
-    topology: Topology, peers: int, numel: int, nbytes: int, prices: PriceTable | None = None
+    topology: Topology, peers: int, numel: int, codec: codecs.Codec, prices: PriceTable | None = None
 ) -> PlanInputs:
     """What a leader would plan by, had it measured the network as it is."""
     hosts = topology.hosts[:peers]
@@ -90,7 +81,7 @@ def inputs(
         cost = {(a, b): 0.0 if a == b else prices.between(hosts[a], hosts[b]) for a in groups for b in groups}
     return PlanInputs(
         numel,
-        nbytes,
+        codec.encoded_size(numel),
         [
             Capacity(_rate(topology.nodes[host].egress_mbps), _rate(topology.nodes[host].ingress_mbps))
             for host in hosts
@@ -98,6 +89,8 @@ def inputs(
         {pair: rate * _BYTES for pair, rate in rates.items() if rate < float("inf")},
         groups,
         max((rtt for (a, b), rtt in rtts.items() if groups[a] == groups[b]), default=0.0),
+        max(rtts.values(), default=0.0),
+        swaps_of(codec, codecs.for_results(codec)),
         cost,
         [True] * peers,
     )
@@ -105,7 +98,7 @@ def inputs(
 
 def names_of_groups(topology: Topology, peers: int) -> list[str]:
     """For each peer the host whose name stands for its region: the first in it."""
-    return [topology.hosts[group] for group in inputs(topology, peers, 1, 1).groups]
+    return [topology.hosts[group] for group in inputs(topology, peers, 1, codecs.get("none")).groups]
 
 
 def crossing(choice: Choice, question: PlanInputs) -> float:

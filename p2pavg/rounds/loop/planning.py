@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from p2pavg.allreduce.choosing import Choice, PlanInputs, RoundCost, Topology, choose, cost, gather
+from p2pavg.allreduce.levels import Swaps
 from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.regions import NEAR_RTT_S, regions
 from p2pavg.identity import short_id
@@ -29,6 +30,7 @@ class Planner:
         prices: Callable[[str, str], float] | None = None,
         gathers: bool = False,
         egress_usd_per_hour: float = math.inf,
+        swaps: Swaps = Swaps.NOBODY,
     ) -> None:
         """egress_usd_per_hour: the most that rounds may cost. gathers: contributions are exchanged, not
         reduced. numel: values of the vector that is averaged next. nbytes: of so many values, encoded.
@@ -40,6 +42,7 @@ class Planner:
         self._prices = prices
         self._gathers = gathers
         self._egress_usd_per_hour = egress_usd_per_hour
+        self._swaps = swaps
         self.cost: RoundCost | None = None  # of the round that was planned last
         self._asked: tuple[int, int, list[PlanMember]] | None = None
         self._answer: tuple[Choice, RoundCost | None]
@@ -71,7 +74,7 @@ class Planner:
 
     def _question(self, numel: int, nbytes: int, members: Sequence[PlanMember]) -> PlanInputs:
         rank = {member.peer: rank for rank, member in enumerate(members)}
-        groups, near = self._regions(members, rank)
+        groups, near, far = self._regions(members, rank)
         return PlanInputs(
             numel,
             nbytes,
@@ -85,6 +88,8 @@ class Planner:
             },
             groups,
             near,
+            far,
+            self._swaps,
             self._priced(members, groups),
             [m.voter for m in members],
         )
@@ -112,8 +117,8 @@ class Planner:
 
     def _regions(
         self, members: Sequence[PlanMember], rank: Mapping[bytes, int]
-    ) -> tuple[tuple[int, ...], float]:
-        """The region of each member, and the longest round trip inside one."""
+    ) -> tuple[tuple[int, ...], float, float]:
+        """The region of each member, the longest round trip inside one, and the longest of all."""
         rtts = {
             (rank[other], rank[m.peer]): link.rtt_s
             for m in members
@@ -122,7 +127,7 @@ class Planner:
         }
         groups = regions([m.region for m in members], rtts)
         near = [min(rtt, NEAR_RTT_S) for (a, b), rtt in rtts.items() if groups[a] == groups[b]]
-        return groups, max(near, default=0.0)
+        return groups, max(near, default=0.0), max(rtts.values(), default=0.0)
 
     def _priced(
         self, members: Sequence[PlanMember], groups: Sequence[int]

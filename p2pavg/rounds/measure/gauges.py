@@ -152,11 +152,10 @@ class Gauges:
                 continue
             progress = self._jobs.progress(transfer)
             for rank, link in enumerate(job.links):
-                theirs, mine = job.expected(rank)
                 members.add(link)
-                if job.weights[job.rank] > 0 and progress.contributions_sent[rank] < mine:
+                if progress.contributions_sent[rank] < job.owed(rank):
                     waiting.add(link)
-                if progress.contributions_received[rank] < theirs:
+                if progress.contributions_received[rank] < job.expected(rank)[0]:
                     coming.add(link)
         return members, waiting, coming
 

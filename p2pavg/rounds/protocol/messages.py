@@ -61,8 +61,8 @@ class Prepare:
     ballot: Ballot
     members: tuple[PeerId, ...]  # rank order
     voters: tuple[bool, ...]
-    # Parts of (owner rank, start, count, deputy ranks), the group of each member, and whether the parts are
-    # contributions that all members get.
+    # Parts of (owner rank, start, count, deputy ranks, whether owner and deputy swap partial means), the
+    # group of each member, and whether the parts are contributions that all members get.
     plan: Plan
 
 

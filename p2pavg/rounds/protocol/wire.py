@@ -80,8 +80,8 @@ def _held(value: Any) -> Held:
 
 
 def _part(value: Any) -> Part:
-    owner, start, count, deputies = items(value, 4)
-    return Part(integer(owner), integer(start), integer(count), listed(integer)(deputies))
+    owner, start, count, deputies, swaps = items(value, 5)
+    return Part(integer(owner), integer(start), integer(count), listed(integer)(deputies), boolean(swaps))
 
 
 def _plan(value: Any) -> Plan:
@@ -135,7 +135,7 @@ def _held_row(held: Held | None) -> tuple[Any, ...] | None:
 
 
 def _plan_row(plan: Plan) -> tuple[Any, ...]:
-    parts = [(part.owner, part.start, part.count, part.deputies) for part in plan.parts]
+    parts = [(part.owner, part.start, part.count, part.deputies, part.swaps) for part in plan.parts]
     return parts, plan.groups, plan.gathers
 
 

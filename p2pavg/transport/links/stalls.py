@@ -200,7 +200,7 @@ def overtaken(job: ReduceJob, rank: int, missing: Missing, streams: int) -> Miss
     Chunks of one kind leave in order and every stream carries one at a time, so these are lost or stuck.
     """
     plan, parts = job.plan, range(len(job.parts))
-    contributions = [part for part in parts if plan.parent(part, rank) == job.rank]
+    contributions = [part for part in parts if plan.receiver(part, rank) == job.rank]
     results = [part for part in parts if plan.parent(part, job.rank) == rank]
     return Missing(
         _overtaken(job, contributions, set(missing.contributions), 2 * streams),

@@ -131,11 +131,17 @@ class Job:
 
     def _finish_chunk(self, number: int) -> None:
         self.reducer.finish_chunk(number)
-        parent = self._ledger.parent(number)
-        if parent is None:
+        receiver = self._ledger.receiver(number)
+        if receiver is None:
             self._pass_on(number)
-        else:
-            self._queue(Kind.CONTRIBUTION, parent, (number,))
+            return
+        self._queue(Kind.CONTRIBUTION, receiver, (number,))
+        self._unite(number)
+
+    def _unite(self, number: int) -> None:
+        """Make the result of a chunk that is swapped, once both partial means are here."""
+        if self._ledger.result_due(number) and self.reducer.unite(number):
+            self._pass_on(number)
 
     def _pass_on(self, number: int) -> None:
         """Send a result that is in place down the tree."""
@@ -192,7 +198,13 @@ class Job:
             self.refuse(rank, why)
             return Fate.DROP
         assert number is not None
-        if header.kind is Kind.CONTRIBUTION and self.reducer.contributes and number >= self._ready:
+        swapped = ledger.partner(number) == rank
+        if (
+            header.kind is Kind.CONTRIBUTION
+            and self.reducer.contributes
+            and number >= self._ready
+            and not swapped
+        ):
             self._held.append(stream)  # until this peer's own contribution is known, to which it is added
             return Fate.HOLD
         self._touch()
@@ -216,7 +228,10 @@ class Job:
         if rank in self._refused or not self._ledger.contribution_due(rank, number):
             return
         try:
-            if self.reducer.add(rank, number, body):
+            if self._ledger.partner(number) == rank:
+                self.reducer.keep(number, body)
+                self._unite(number)
+            elif self.reducer.add(rank, number, body):
                 self._finish_chunk(number)
         except NonFiniteError as error:
             self.refuse(error.rank, str(error))

@@ -36,7 +36,8 @@ class Ledger:
         self._job = job
         self._members = len(job.links)
         plan, parts = job.plan, range(len(job.parts))
-        self._parents = [plan.parent(part, job.rank) for part in parts]  # None: my own
+        self._parents = [plan.parent(part, job.rank) for part in parts]  # None: I make the result
+        self._partners = [plan.partner(part, job.rank) for part in parts]  # None: I do not swap
         self._children = [plan.children(part, job.rank, self._members) for part in parts]
         self._reduces = [plan.reduces(part, job.rank) for part in parts]
         self.chunks: list[Chunk] = []
@@ -62,7 +63,7 @@ class Ledger:
         if plan.gathers:
             self.own_bytes //= len(parts)
             for index in parts:
-                if self._parents[index] is None:
+                if self._parents[index] is None:  # mine
                     self.own_chunk, self.own_start = self._first[index], job.parts[index].start
                     self.own_at = index * self.own_bytes
 
@@ -75,6 +76,7 @@ class Ledger:
         self._contributed = [0] * len(
             self.chunks
         )  # for each chunk that I reduce: a bit per rank whose contribution is in
+        self._have_other = bytearray(len(self.chunks))  # the partial mean of the one with which I swap
         self._have_result = bytearray(len(self.chunks))
         self._crcs = [0] * len(self.chunks)  # of results
         self._results_due = len(self.chunks)
@@ -91,9 +93,18 @@ class Ledger:
 
     def parent(self, number: int) -> int | None:
         """The rank that takes this peer's contribution to the chunk and sends its result; None: this peer
-        owns it.
+        makes the result.
         """
         return self._parents[self.chunks[number].part]
+
+    def partner(self, number: int) -> int | None:
+        """The rank with which this peer swaps partial means of the chunk; None: there is none."""
+        return self._partners[self.chunks[number].part]
+
+    def receiver(self, number: int) -> int | None:
+        """The rank to which this peer sends what it contributes to the chunk, or adds up."""
+        parent = self.parent(number)
+        return self.partner(number) if parent is None else parent
 
     def giver(self, number: int) -> int:
         """The rank from which the chunk's result comes."""
@@ -110,7 +121,7 @@ class Ledger:
 
     def is_partial(self, rank: int, number: int) -> bool:
         """Whether `rank` contributes a partial mean to the chunk, in the result codec."""
-        return self._job.plan.is_deputy(self.chunks[number].part, rank)
+        return self._job.plan.sends_partial(self.chunks[number].part, rank)
 
     def number(self, part: int, index: int) -> int | None:
         """The chunk's number; None when the job has no such chunk."""
@@ -127,8 +138,11 @@ class Ledger:
         return self._of(part for part, reduces in enumerate(self._reduces) if reduces)
 
     def below(self, rank: int) -> list[int]:
-        """The chunks in which `rank` is my child."""
-        return self._of(part for part, children in enumerate(self._children) if rank in children)
+        """The chunks to which `rank` contributes at me: it is my child, or swaps with me."""
+        partners = self._partners
+        return self._of(
+            p for p, children in enumerate(self._children) if rank in children or rank == partners[p]
+        )
 
     def above(self, rank: int) -> list[int]:
         """The chunks in which `rank` is my parent."""
@@ -152,9 +166,12 @@ class Ledger:
             }
             self._weights.append({rank: weight for rank, weight in added.items() if weight > 0})
             self._contributors.append(sum(1 << rank for rank in self._weights[-1]))
+            partner = self._partners[part]
+            if partner is not None and (weight := plan.weight(part, partner, weights)) > 0:
+                self._weights[-1][partner] = weight
             self._upward.append(plan.weight(part, self.rank, weights))
             length = self._first[part + 1] - self._first[part]
-            if self._parents[part] is not None and self._upward[-1] > 0:
+            if plan.receiver(part, self.rank) is not None and self._upward[-1] > 0:
                 self._contributions_to_go += length
             if not (plan.gathers and self._upward[-1] == 0):
                 self._results_to_go += length * sum(self._job.voters[child] for child in children)
@@ -169,7 +186,7 @@ class Ledger:
         return self._weights[self.chunks[number].part].get(rank, 0.0)
 
     def upward(self, number: int) -> float:
-        """The weight of what I send to the chunk's parent or, of my own chunk, of all; 0: I send nothing."""
+        """The weight of what I send to the chunk's receiver or, without one, of all; 0: I send nothing."""
         return self._upward[self.chunks[number].part]
 
     def only_mine(self, number: int) -> bool:
@@ -192,7 +209,7 @@ class Ledger:
         else:
             codec, size = job.result_codec, chunk.result_bytes
         if header.kind is Kind.CONTRIBUTION:
-            if rank not in self.children(number):
+            if rank not in self.children(number) and rank != self.partner(number):
                 return f"its part {header.part} is not ours to reduce"
             if not self.weight(rank, number):
                 return "its weight is 0"
@@ -206,10 +223,12 @@ class Ledger:
         return None
 
     def contribution_due(self, rank: int, number: int) -> bool:
+        if rank == self.partner(number):
+            return not self._have_other[number]
         return not self._contributed[number] >> rank & 1
 
     def whole(self, number: int) -> bool:
-        """Whether all contributions to a chunk that I reduce are in."""
+        """Whether all contributions to a chunk that I reduce are in, those of the other side apart."""
         return self._contributed[number] == self._contributors[self.chunks[number].part]
 
     def take_contribution(self, rank: int, number: int) -> bool:
@@ -217,6 +236,27 @@ class Ledger:
         self._contributed[number] |= 1 << rank
         self._counts[0][rank] += 1
         return self.whole(number)
+
+    def take_other(self, number: int) -> None:
+        """Note that the partial mean of the one with which I swap is here."""
+        self._have_other[number] = 1
+        partner = self.partner(number)
+        assert partner is not None
+        self._counts[0][partner] += 1
+
+    def sides(self, number: int) -> tuple[tuple[int, float], ...] | None:
+        """(rank, weight) of both sides that swap, the owner's first, or of the one that has a weight, once
+        all partial means are here; None: they are not.
+        """
+        partner, plan = self.partner(number), self._job.plan
+        if partner is None or not self.whole(number):
+            return None
+        if self.weight(partner, number) and not self._have_other[number]:
+            return None
+        owner = plan.parts[self.chunks[number].part].owner
+        both = {self.rank: self.upward(number), partner: self.weight(partner, number)}
+        ranks = (owner, self.rank if partner == owner else partner)
+        return tuple((rank, both[rank]) for rank in ranks if both[rank] > 0)
 
     def result_due(self, number: int) -> bool:
         return not self._have_result[number]
@@ -252,7 +292,7 @@ class Ledger:
         results: list[int] = []
         for part, index in missing.contributions:
             number = self.number(part, index)
-            if number is None or self.parent(number) != rank or not self.upward(number):
+            if number is None or self.receiver(number) != rank or not self.upward(number):
                 continue
             if not self.reduces(number) or self.whole(number):
                 contributions.append(number)

@@ -36,7 +36,10 @@ class Reducer:
         self._pool = pool
         self._start = Start((), 0.0)
         self._sums: dict[int, U8] = {}
-        self._partials: dict[int, U8] = {}  # of chunks for which I am a deputy, encoded for my parent
+        self._partials: dict[
+            int, U8
+        ] = {}  # of chunks for which I am a deputy or swap, encoded for the receiver
+        self._others: dict[int, U8] = {}  # partial means of those with which I swap
         if len(job.result) != self.ledger.result_bytes:
             raise ValueError(f"the job's result has {len(job.result)} bytes, not {self.ledger.result_bytes}")
 
@@ -70,7 +73,7 @@ class Reducer:
 
     def contribution(self, number: int, scratch: U8) -> memoryview:
         """The encoded chunk to send, in `scratch` or where it was encoded beforehand. Of a chunk that this
-        peer deputies, that is the partial mean.
+        peer deputies or swaps, that is the partial mean.
 
         Raises NonFiniteError.
         """
@@ -154,7 +157,7 @@ class Reducer:
 
         Raises NonFiniteError.
         """
-        chunk, mine = self.ledger.chunks[number], self.ledger.parent(number) is None
+        chunk, mine = self.ledger.chunks[number], self.ledger.receiver(number) is None
         if self.spec.plan.gathers:
             self.ledger.take_result(number, crc32(self.result_view(number)))
             return
@@ -172,6 +175,43 @@ class Reducer:
         if mine:
             self.ledger.take_result(number, crc32(out))
 
+    def keep(self, number: int, body: U8) -> None:
+        """Keep the partial mean of the one with which I swap."""
+        self._others[number] = self._pool.take(len(body))
+        self._others[number][: len(body)] = body
+        self.ledger.take_other(number)
+
+    def unite(self, number: int) -> bool:
+        """Make the result of both partial means, as they are encoded: so both sides have the same bits. True:
+        it is in place; False: one is not here yet. Raises NonFiniteError.
+        """
+        sides = self.ledger.sides(number)
+        if sides is None:
+            return False
+        chunk = self.ledger.chunks[number]
+        raw = self._pool.take(4 * chunk.count)
+        acc = raw[: 4 * chunk.count].view(np.float32)
+        total = float(sum(self._start.weights))
+        for turn, (rank, weight) in enumerate(sides):
+            held = self._partials if rank == self.spec.rank else self._others
+            body = held[number][: chunk.result_bytes]
+            if turn:
+                finite = self._result.decode_add(body, acc, weight)
+            else:
+                self._result.decode(body, acc, weight)
+                finite = bool(np.isfinite(acc).all())
+            if not finite:
+                raise NonFiniteError(rank)
+        out = self.result_view(number)
+        finite = self._result.encode(acc, out, 1.0 / total)
+        self._pool.give(raw)
+        if number in self._others:
+            self._pool.give(self._others.pop(number))
+        if not finite:
+            raise NonFiniteError(self.spec.rank)
+        self.ledger.take_result(number, crc32(out))
+        return True
+
     def result_view(self, number: int) -> memoryview:
         chunk = self.ledger.chunks[number]
         return self.spec.result[chunk.result_at : chunk.result_at + chunk.result_bytes].data
@@ -184,7 +224,7 @@ class Reducer:
         return not self.spec.plan.gathers or is_sound(self._result, body, chunk.count)
 
     def release(self) -> None:
-        for held in (self._sums, self._partials):
+        for held in (self._sums, self._partials, self._others):
             for raw in held.values():
                 self._pool.give(raw)
             held.clear()

@@ -5,11 +5,23 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from p2pavg.allreduce.choosing import PlanInputs, Topology, choose, dollars, flat, gather, two_levels
-from p2pavg.allreduce.levels import MOST_TREES
+from p2pavg import codecs
+from p2pavg.allreduce.choosing import (
+    PlanInputs,
+    Topology,
+    choose,
+    dollars,
+    flat,
+    gather,
+    swaps_of,
+    two_levels,
+)
+from p2pavg.allreduce.levels import MOST_TREES, Swaps
 from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.regions import regions
 from p2pavg.plan import MOST_GATHERED, Plan
@@ -33,9 +45,8 @@ def crossing(plan: Plan, groups: tuple[int, ...] | list[int]) -> float:
     """Elements that go from one group to another, contributions and results."""
     found = 0
     for index, part in enumerate(plan.parts):
-        for rank in range(len(groups)):
-            parent = plan.parent(index, rank)
-            if parent is not None and groups[parent] != groups[rank]:
+        for rank, other in plan.ways(index, len(groups)):
+            if groups[other] != groups[rank]:
                 found += 2 * part.count
     return found
 
@@ -52,6 +63,62 @@ def test_each_part_crosses_between_regions_as_seldom_as_it_can(sizes: tuple[int,
     assert sum(part.count for part in found.plan.parts) == NUMEL
     assert crossing(found.plan, asked.groups) == 2 * (len(sizes) - 1) * NUMEL
     assert crossing(flat(asked).plan, asked.groups) >= crossing(found.plan, asked.groups)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "swaps", "swapped"),
+    [
+        ((4, 4), Swaps.CROWDS, True),
+        ((5, 3), Swaps.ALL, True),
+        ((5, 1), Swaps.ALL, True),
+        ((5, 1), Swaps.CROWDS, False),  # the lone member's contribution takes fewer bytes than a partial mean
+        ((4, 4), Swaps.NOBODY, False),
+        ((2, 2, 2), Swaps.ALL, False),  # who swapped with two would send twice as much
+    ],
+    ids=str,
+)
+def test_two_regions_swap(sizes: tuple[int, ...], swaps: Swaps, swapped: bool) -> None:
+    """The owners of two regions swap partial means where that takes no more bytes and gives both equal bits;
+    a vector crosses each way, as without.
+    """
+    asked = question(sizes, swaps=swaps)
+    found = two_levels(asked)
+    assert found is not None
+    assert found.plan.why_not([True] * sum(sizes)) is None
+    assert all(part.swaps == swapped for part in found.plan.parts)
+    assert sum(part.count for part in found.plan.parts) == NUMEL
+    assert crossing(found.plan, asked.groups) == 2 * (len(sizes) - 1) * NUMEL
+    plain = two_levels(replace(asked, swaps=Swaps.NOBODY))
+    assert plain is not None
+    assert plain.seconds is not None
+    assert found.seconds is not None
+    assert found.seconds == pytest.approx(plain.seconds, rel=0.02)
+
+
+def test_who_may_swap() -> None:
+    """Results of a codec of somebody else may be made by one peer alone; coarse contributions of a lone
+    member stay coarse.
+    """
+    assert swaps_of(codecs.get("fp16"), codecs.get("fp16")) is Swaps.ALL
+    assert swaps_of(codecs.get("int8"), codecs.get("fp16")) is Swaps.CROWDS
+    mine = codecs.get("fp16")
+    theirs = SimpleNamespace(wire_id=64)
+    assert swaps_of(mine, theirs) is Swaps.NOBODY  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("numel", [100_000, NUMEL])
+def test_a_swap_saves_the_way_back_where_the_bytes_do_not_fill_it(numel: int) -> None:
+    """A vector that has left in less than a round trip arrives half a round trip earlier; a longer one is
+    still leaving when the first results come back, and gains nothing.
+    """
+    asked = question((2, 2), wan=100e6, numel=numel, far_rtt_s=0.3)
+    there, back = two_levels(replace(asked, swaps=Swaps.ALL)), two_levels(asked)
+    assert there is not None
+    assert back is not None
+    assert there.seconds
+    assert back.seconds
+    saved = back.seconds - there.seconds
+    assert saved == pytest.approx(0.15, abs=0.01) if numel == 100_000 else abs(saved) < 0.01
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2, 2), (4, 4), (8, 8)], ids=str)
@@ -148,6 +215,7 @@ def test_cheapest_is_as_cheap_as_any() -> None:
             for b in regions
         }
         asked = PlanInputs(100_000, 200_000, [Capacity()] * len(groups), {}, groups, prices=prices)
+        asked = replace(asked, swaps=dice.choice(tuple(Swaps)))
         found = choose(Topology.CHEAPEST, asked)
         assert found.dollars <= brute_force(groups, prices, 200_000) * (1 + 1e-9)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from p2pavg.allreduce.choosing import PlanInputs, flat, gather, two_levels
+from p2pavg.allreduce.levels import Swaps
 from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.stages import CONTRIBUTIONS, PARTIAL, PASSED_ON, RESULTS, sent_by_stage
 from p2pavg.plan import Plan
@@ -44,6 +47,17 @@ def test_two_levels_send_one_mean_across() -> None:
         PARTIAL: 2 * NUMEL,
         RESULTS: 2 * 2 * NUMEL,
         PASSED_ON: 2 * NUMEL,
+    }
+
+
+def test_two_regions_swap_partial_means() -> None:
+    """Of each part one partial mean crosses each way; each side's own member gets the result."""
+    found = two_levels(replace(question(4, (0, 0, 1, 1)), swaps=Swaps.ALL))
+    assert found is not None
+    assert swarm(found.plan, [1.0] * 4) == {
+        CONTRIBUTIONS: 2 * 3 * NUMEL,
+        PARTIAL: 2 * 2 * NUMEL,
+        RESULTS: 2 * 2 * NUMEL,
     }
 
 

@@ -183,6 +183,7 @@ class Reduction:
     pre_encoded: bool = False
     unlinked: bool = False  # those that exchange nothing have no links among each other
     deputies: list[tuple[int, ...]] = field(default_factory=list)  # of each part
+    swaps: bool = False  # parts with a deputy
     groups: tuple[int, ...] = ()  # of each rank
 
     def __post_init__(self) -> None:
@@ -195,7 +196,7 @@ class Reduction:
         starts = np.concatenate([[0], np.cumsum(self.counts)]).tolist()
         self.deputies = self.deputies or [()] * len(self.counts)
         self.parts = tuple(
-            Part(owner, start, count, deputies)
+            Part(owner, start, count, deputies, self.swaps and bool(deputies))
             for owner, start, count, deputies in zip(
                 self.owners, starts, self.counts, self.deputies, strict=False
             )

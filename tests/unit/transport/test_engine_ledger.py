@@ -36,7 +36,7 @@ def result_size(n: int) -> int:
 
 @st.composite
 def groups(draw):
-    """(owners, counts, voters, weights, deputies, regions): any legal group."""
+    """(owners, counts, voters, weights, deputies, regions, swaps): any legal group."""
     members = draw(st.integers(1, 5))
     voters = [True, *draw(st.lists(st.booleans(), min_size=members - 1, max_size=members - 1))]
     can_own = [rank for rank in range(members) if voters[rank]]
@@ -50,14 +50,15 @@ def groups(draw):
     for owner in owners:
         others = {regions[rank]: rank for rank in draw(st.permutations(can_own)) if draw(st.booleans())}
         deputies.append(tuple(rank for region, rank in others.items() if region != regions[owner]))
-    return owners, counts, voters, weights, deputies, regions
+    swaps = [len(each) == 1 and draw(st.booleans()) for each in deputies]
+    return owners, counts, voters, weights, deputies, regions, swaps
 
 
 def make(group, rank: int) -> Ledger:
-    owners, counts, voters, weights, deputies, regions = group
+    owners, counts, voters, weights, deputies, regions, swaps = group
     starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
     links = tuple(SELF if other == rank else other + 10 for other in range(len(voters)))
-    parts = tuple(Part(*facts) for facts in zip(owners, starts, counts, deputies, strict=False))
+    parts = tuple(Part(*facts) for facts in zip(owners, starts, counts, deputies, swaps, strict=False))
     plan = Plan(parts, tuple(regions))
     assert plan.why_not(voters) is None
     job = ReduceJob(7, rank, links, tuple(voters), plan, CHUNK, 0, 1, np.empty(0, np.uint8))
@@ -81,6 +82,8 @@ class Network:
                     self.send(Kind.CONTRIBUTION, ledger.rank, other, leaves)
                 for number in ledger.reduced():
                     self.add(ledger.rank, ledger.rank, number)
+            for number in ledger.reduced():
+                self.unite(ledger.rank, number)
 
     def send(self, kind: Kind, sender: int, to: int, numbers: list[int]) -> None:
         for number in numbers:
@@ -89,12 +92,22 @@ class Network:
 
     def add(self, owner: int, rank: int, number: int) -> None:
         ledger = self.ledgers[owner]
-        if ledger.contribution_due(rank, number) and ledger.take_contribution(rank, number):
-            parent = ledger.parent(number)
-            if parent is None:
+        if not ledger.contribution_due(rank, number):
+            return
+        if rank == ledger.partner(number):
+            ledger.take_other(number)
+            self.unite(owner, number)
+        elif ledger.take_contribution(rank, number):
+            receiver = ledger.receiver(number)
+            if receiver is None:
                 self.finish(owner, number)
             else:
-                self.send(Kind.CONTRIBUTION, owner, parent, [number])
+                self.send(Kind.CONTRIBUTION, owner, receiver, [number])
+                self.unite(owner, number)
+
+    def unite(self, rank: int, number: int) -> None:
+        if self.ledgers[rank].result_due(number) and self.ledgers[rank].sides(number) is not None:
+            self.finish(rank, number)
 
     def finish(self, rank: int, number: int) -> None:
         self.ledgers[rank].take_result(number, 1000 + number)
@@ -190,13 +203,13 @@ class TestLedger:
 
     def test_order_of_owners(self):
         """Everybody starts with the next rank, so that no owner is everybody's first."""
-        group = ([0], [5], [True] * 5, [1.0] * 5, [()], [0] * 5)
+        group = ([0], [5], [True] * 5, [1.0] * 5, [()], [0] * 5, [False])
         assert [make(group, rank).others()[0] for rank in range(5)] == [1, 2, 3, 4, 0]
         assert sorted(make(group, 3).others()) == [0, 1, 2, 4]
 
     def test_digests(self):
         """Per part sha256 over the chunks' CRC-32s, little-endian; an empty part has that of nothing."""
-        ledger = make(([0, 0, 0], [15, 0, 5], [True], [1.0], [()] * 3, [0]), 0)
+        ledger = make(([0, 0, 0], [15, 0, 5], [True], [1.0], [()] * 3, [0], [False] * 3), 0)
         for number, crc in enumerate([0x01020304, 5, 6]):
             ledger.take_result(number, crc)
         assert ledger.digests() == (

@@ -34,9 +34,42 @@ class TestTwoLevels:
         reduction = two_levels((2, 2, 1), codec="fp16", silent=silent)
         await reduction.through(swarm_of(5))
 
-    async def test_a_region_sends_each_part_once(self, swarm_of):
-        """Between two regions of three go one partial mean and one result of each part."""
-        reduction = two_levels((3, 3), codec="fp16")
+    @pytest.mark.parametrize("codec", ["none", "fp16", "bf16", "int8", "int4"])
+    @pytest.mark.parametrize("pre_encoded", [False, True], ids=["raw", "encoded"])
+    @pytest.mark.parametrize("sizes", [(2, 2), (3, 1), (1, 1)], ids=str)
+    async def test_two_that_swap(self, swarm_of, sizes, codec, pre_encoded):
+        """Where two regions swap partial means, both make a result with equal bits, whatever engine they run:
+        the weighted mean, of weights that add up to other floats in another order.
+        """
+        reduction = two_levels(sizes, codec=codec, pre_encoded=pre_encoded, swaps=True)
+        reduction.weights = [0.1 + 0.7 * weight for weight in reduction.weights]
+        await reduction.through(swarm_of(sum(sizes)))
+
+    @pytest.mark.parametrize("silent", [(0, 1), (0,), (1, 2, 3), (2,), (2, 3, 4)], ids=str)
+    async def test_two_that_swap_with_weight_zero(self, swarm_of, silent):
+        """A side without weight sends no partial mean, and makes the result of the other one's."""
+        reduction = two_levels((2, 3), codec="fp16", silent=silent, swaps=True)
+        await reduction.through(swarm_of(5))
+
+    async def test_both_that_swap_wait_for_no_result(self, swarm_of):
+        """A member has the result as soon as both partial means are sent: nothing comes back across."""
+        reduction = two_levels((2, 2), codec="fp16", swaps=True)
+        swarm = swarm_of(4)
+        await reduction.through(swarm)
+        for rank, engine in enumerate(swarm.engines):
+            progress = engine.progress(7)
+            across = [other for other in range(4) if other // 2 != rank // 2]
+            assert sum(progress.contributions_sent[other] for other in across) > 0
+            assert not any(
+                progress.results_sent[other] or progress.results_received[other] for other in across
+            )
+
+    @pytest.mark.parametrize("swaps", [False, True], ids=["result", "swap"])
+    async def test_a_region_sends_each_part_once(self, swarm_of, swaps):
+        """Between two regions of three go one partial mean and one result of each part, or two partial
+        means.
+        """
+        reduction = two_levels((3, 3), codec="fp16", swaps=swaps)
         swarm = swarm_of(6)
         await reduction.through(swarm)
         crossing = sum(
@@ -47,9 +80,10 @@ class TestTwoLevels:
         )
         assert crossing <= 1.05 * 2 * len(reduction.results[0])
 
-    async def test_a_joiner_behind_a_deputy(self, swarm_of):
+    @pytest.mark.parametrize("swaps", [False, True], ids=["result", "swap"])
+    async def test_a_joiner_behind_a_deputy(self, swarm_of, swaps):
         """A joiner whose region has a deputy gets the result from it, after the voters."""
-        reduction = two_levels((2, 3), codec="fp16", silent=(4,), joiners=(4,))
+        reduction = two_levels((2, 3), codec="fp16", silent=(4,), joiners=(4,), swaps=swaps)
         swarm = swarm_of(5)
         await reduction.through(swarm)
 
@@ -65,9 +99,10 @@ class TestTwoLevels:
         await reduction.finished(swarm)
         reduction.check(swarm)
 
-    async def test_lost_partial_is_resent(self, swarm_of):
+    @pytest.mark.parametrize("swaps", [False, True], ids=["result", "swap"])
+    async def test_lost_partial_is_resent(self, swarm_of, swaps):
         """Streams between two regions break in mid-job: what the owners and deputies lack is sent again."""
-        reduction = two_levels((2, 2), codec="fp16", numel=400_000)
+        reduction = two_levels((2, 2), codec="fp16", numel=400_000, swaps=swaps)
         swarm = swarm_of(4)
         reduction.open(swarm)
         reduction.start(swarm)
@@ -94,9 +129,31 @@ class TestTwoLevels:
             repairing.cancel()
         reduction.check(swarm)
 
-    async def test_partial_in_another_codec(self, swarm_of):
+    async def test_a_partner_whose_mean_is_not_finite(self, swarm_of):
+        """A partial mean that holds an infinity is refused, as its sender's."""
+        reduction = two_levels((1, 1), codec="fp16", swaps=True)
+        swarm = swarm_of(2)
+        reduction.open(swarm, [0])
+        reduction.start(swarm, [0])
+        wire = swarm.wire(0, 1)
+        count = min(reduction.chunk_elements, reduction.parts[0].count)
+        body = bytearray(reduction.encode(np.ones(count, np.float32)).tobytes())
+        body[-2:] = np.array([np.inf], np.float16).tobytes()
+        fields = {
+            "codec": reduction.final_codec.wire_id,
+            "transfer": 7,
+            "part": 0,
+            "count": count,
+            "sender": 1,
+        }
+        await send(wire, frame(Kind.CONTRIBUTION, bytes(body), **fields))
+        await swarm.events[0].until(lambda: swarm.events[0].refused)
+        assert swarm.events[0].refused[0][:2] == (7, 1)
+
+    @pytest.mark.parametrize("swaps", [False, True], ids=["result", "swap"])
+    async def test_partial_in_another_codec(self, swarm_of, swaps):
         """A deputy that sends its contribution where a partial mean is due is refused."""
-        reduction = two_levels((1, 2), codec="int8", result_codec="fp16")
+        reduction = two_levels((1, 2), codec="int8", result_codec="fp16", swaps=swaps)
         swarm = swarm_of(3)
         reduction.open(swarm, [0])
         reduction.start(swarm, [0])

@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.events import PeerUp, RankProgress
 from p2pavg.rounds.machine.rules.camps import Camp, LinkedPeers
 from p2pavg.rounds.machine.rules.deadlines import SILENCE_FLOOR, SILENCE_PRIOR, Deadlines, K, Measured
@@ -134,6 +136,26 @@ def test_the_verdict_on_a_stall(
 ) -> None:
     """The rank at most edges of the graph of missing data is left out."""
     assert judge(reports, leader=0) == verdict
+
+
+@pytest.mark.parametrize(
+    ("reports", "verdict"),
+    [
+        ({0: ((3,), ()), 3: ((0,), ())}, 3),  # the two that swap lack each other's partial mean
+        (
+            {2: ((), (3,)), 0: ((3,), ()), 3: ((2,), ())},
+            2,
+        ),  # 3 has none to send, for want of 2's contribution
+        ({1: ((), (0,)), 2: ((), (3,)), 3: ((0,), ()), 0: ((1,), ())}, 1),
+        ({2: ((), (3,))}, 3),  # 3 has made the result, and does not give it to 2
+    ],
+)
+def test_the_verdict_on_two_that_swap(
+    reports: dict[int, tuple[tuple[int, ...], tuple[int, ...]]], verdict: int
+) -> None:
+    """Members 0 and 1, and 2 and 3, are regions; 0 and 3 swap. What lacks inside a region counts first."""
+    plan = Plan((Part(0, 0, 9, (3,), swaps=True),), (1, 1, 2, 2))
+    assert judge(reports, leader=4, plan=plan) == verdict
 
 
 def test_an_owner_is_excused_while_contributions_to_it_still_come() -> None:

@@ -75,6 +75,23 @@ def test_a_deputy_is_at_fault_for_those_below_it(told: str, at_fault: bytes) -> 
     assert dissenters(digests, members, plan) == tuple(bytes([name]) * 20 for name in at_fault)
 
 
+@pytest.mark.parametrize(
+    ("told", "at_fault"),
+    [
+        ("xxxyy", b"c"),  # the deputy made another result than the owner, and most have the owner's
+        ("xyyyy", b"a"),  # most have the deputy's
+        ("xxyyy", b"a"),
+        ("xxxxy", b"e"),
+    ],
+)
+def test_of_two_that_swap_the_one_with_the_smaller_side_is_at_fault(told: str, at_fault: bytes) -> None:
+    """A and C make the result of part 0 each for its own side, A for B, C for D and E."""
+    members = [name * 20 for name in (b"a", b"b", b"c", b"d", b"e")]
+    plan = Plan((Part(0, 0, 9, (2,), swaps=True),), (1, 1, 2, 2, 2))
+    digests = {peer: [text.encode()] for peer, text in zip(members, told, strict=True)}
+    assert dissenters(digests, members, plan) == tuple(bytes([name]) * 20 for name in at_fault)
+
+
 @pytest.mark.parametrize("seed", [0, 1])  # the liar does not lead
 def test_a_member_that_tells_wrong_digests_is_left_out_alone(seed: int) -> None:
     """A liar, or a machine with bad memory: no honest owner is left out, and averages go on."""

@@ -33,7 +33,9 @@ def measured(
         bytes([link]): SimpleNamespace(id=link, rtt_min=0.01, prior=None, brings_bps=0.0) for link in UP
     }
     job = SimpleNamespace(
-        rank=0, links=(-1, 1, 2), weights=(1.0, 1.0, 1.0), expected=lambda rank: (9, 9) if rank else (0, 0)
+        links=(-1, 1, 2),
+        expected=lambda rank: (9, 9) if rank else (0, 0),
+        owed=lambda rank: 9 if rank else 0,
     )
     progress = SimpleNamespace(contributions_sent=(0, *sent), contributions_received=(0, *arrived))
     jobs: Any = SimpleNamespace(

@@ -139,21 +139,25 @@ def test_wrong_values_raise_nothing_but_protocol_errors(message: m.Message) -> N
         {"members": [PEER, PEER]},
         {"voters": [True]},
         {"members": [OTHER, b"c" * 20]},
-        {"plan": [[[0, 1, 5, []]], []]},  # a gap
-        {"plan": [[[1, 0, 5, []]], []]},  # the owner does not vote
-        {"plan": [[[9, 0, 5, []]], []]},
-        {"plan": [[[0, 0, 5, [1]]], [1, 2]]},  # the deputy does not vote
-        {"plan": [[[0, 0, 5, [0]]], [1, 2]]},  # it owns the part
-        {"plan": [[[0, 0, 5, [1]]], []]},  # no groups
+        {"plan": [[[0, 1, 5, [], False]], [], False]},  # a gap
+        {"plan": [[[1, 0, 5, [], False]], [], False]},  # the owner does not vote
+        {"plan": [[[9, 0, 5, [], False]], [], False]},
+        {"plan": [[[0, 0, 5, [1], False]], [1, 2], False]},  # the deputy does not vote
+        {"plan": [[[0, 0, 5, [0], False]], [1, 2], False]},  # it owns the part
+        {"voters": [True, True], "plan": [[[0, 0, 5, [1], False]], [], False]},  # no groups
+        {"plan": [[[0, 0, 5, [], True]], [1, 2], False]},  # it swaps with nobody
         {"members": [PEER] * 2000},
     ],
 )
 def test_a_group_that_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
     """Members must be distinct, contain the leader, and own parts that follow each other without gap; who
-    owns a part or is a deputy votes.
+    owns a part or is a deputy votes; who swaps does so with one deputy.
     """
     data = wire.to_dict(example(m.Prepare))
     wire.from_dict(data)
+    wire.from_dict({**data, "plan": [[[0, 0, 5, [], False]], [], False]})
+    swapped = [[[0, 0, 5, [1], True]], [1, 2], False]
+    assert wire.from_dict({**data, "voters": [True, True], "plan": swapped})
     with pytest.raises(ProtocolError):
         wire.from_dict({**data, **change})
 
