@@ -204,7 +204,8 @@ class Draws:
                 self._epoch_drew = self._declared
                 self._yielded_to.clear()
             self._declared = 0
-            self.ledger.commit(epoch, notes.understand(note)[1])
+            for gone in self.ledger.commit(epoch, notes.understand(note)[1]):
+                self._claims.pop(gone, None)
             self._refresh()
 
     def dropped(self, since: int = 0) -> None:

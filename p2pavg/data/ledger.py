@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from p2pavg.data.notes import NAME_BYTES, RoundNotes
@@ -17,7 +18,8 @@ class PositionLedger:
     """Consumed positions, and leases: positions that one peer may draw, and no other.
 
     `commit` is deterministic: peers that applied the same rounds hold the same ledger. A lease ends when its
-    positions are consumed, or when its peer was missing from `LAPSES_AFTER` rounds in a row.
+    positions are consumed, or when its peer was missing from `LAPSES_AFTER` rounds in a row. What a peer that
+    is missing claims, as far as the leader knows, is leased to it: it may be cut off, and come back.
     """
 
     def __init__(self) -> None:
@@ -30,10 +32,12 @@ class PositionLedger:
         """What this peer may not draw, beside what is consumed."""
         return union(*(runs for peer, runs in self.leases.items() if peer != me))
 
-    def commit(self, epoch: int, told: RoundNotes) -> None:
-        """Take in the round of `epoch`; a round that is in it already changes nothing."""
+    def commit(self, epoch: int, told: RoundNotes) -> Collection[bytes]:
+        """Take in the round of `epoch`; a round that is in it already changes nothing. Returns whose leases
+        have lapsed: what such a peer claimed is forgotten, too.
+        """
         if epoch < self.epoch:
-            return
+            return ()
         self.epoch = epoch + 1
         self.consumed = union(self.consumed, told.consumed)
         present = {*told.said, *told.others}
@@ -42,17 +46,20 @@ class PositionLedger:
             for peer in self.leases
             if peer not in present and (missed := self._missed.get(peer, 0) + 1) < LAPSES_AFTER
         }
+        lapsed = self.leases.keys() - present - self._missed.keys()
         self.leases = {
             peer: left
             for peer, runs in self.leases.items()
-            if (peer in present or peer in self._missed) and (left := difference(runs, self.consumed))
+            if peer not in lapsed and (left := difference(runs, self.consumed))
         }
         most = self._most(told)
-        for peer, claims in sorted(told.claims.items()):  # of two that claim the same, the larger name yields
+        claimed = ((peer, runs) for peer, runs in sorted(told.claims.items()) if peer not in lapsed)
+        for peer, claims in claimed:  # of two that claim the same, the larger name yields
             free, _ = head(difference(claims, union(self.consumed, self.leased_to_others(peer))), most)
             if free:
                 self.leases[peer] = union(self.leases.get(peer, ()), free)
         self._grant(told)
+        return lapsed
 
     @staticmethod
     def _most(told: RoundNotes) -> int:

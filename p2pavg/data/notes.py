@@ -38,6 +38,7 @@ class RoundNotes:
 
     said: Mapping[bytes, Said]  # by name, in rank order
     others: Mapping[bytes, Runs]  # what they hold without a lease, as far as the leader knows
+    absent: Mapping[bytes, Runs]  # likewise, of peers that are no members: cut off for a while, or gone
 
     @property
     def consumed(self) -> Runs:
@@ -47,10 +48,10 @@ class RoundNotes:
     @property
     def claims(self) -> Mapping[bytes, Runs]:
         """What each member draws without a lease."""
-        return {**{peer: each.claims for peer, each in self.said.items()}, **self.others}
+        return {**self.absent, **{peer: each.claims for peer, each in self.said.items()}, **self.others}
 
 
-NOTHING_TOLD = RoundNotes({}, {})
+NOTHING_TOLD = RoundNotes({}, {}, {})
 
 
 def name(peer: bytes) -> bytes:
@@ -99,7 +100,9 @@ def combine(
     rows = [[name(peer), *_row(counted[peer])] for peer in members if peer in counted]
     silent = [name(peer) for peer in members if peer not in counted]
     others = [[peer, packed(claims.get(peer, ()))] for peer in silent]
-    note: bytes = msgpack.packb([inner or b"", rows, others])
+    here = {*map(name, members)}
+    absent = [[peer, packed(runs)] for peer, runs in sorted(claims.items()) if peer not in here]
+    note: bytes = msgpack.packb([inner or b"", rows, others, absent[: MOST_MEMBERS - len(members)]])
     return note, frozenset(notes) - frozenset(counted)
 
 
@@ -108,12 +111,13 @@ def understand(note: bytes) -> tuple[bytes, RoundNotes]:
     all peers.
     """
     try:
-        inner, rows, others = msgpack.unpackb(note)
-        if len(rows) + len(others) > MOST_MEMBERS:
+        inner, rows, *held = msgpack.unpackb(note)
+        others, absent = held
+        if len(rows) + len(others) + len(absent) > MOST_MEMBERS:
             raise ValueError("too many members")
         said = {_name(row[0]): _said(*row[1:]) for row in rows}
-        silent = {_name(peer): unpacked(claims, MOST_RUNS) for peer, claims in others}
-        return _inner(inner), RoundNotes(said, silent)
+        silent, away = ({_name(peer): unpacked(runs, MOST_RUNS) for peer, runs in those} for those in held)
+        return _inner(inner), RoundNotes(said, silent, away)
     except (ValueError, TypeError, msgpack.UnpackException):
         return b"", NOTHING_TOLD
 

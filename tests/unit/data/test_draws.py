@@ -276,6 +276,41 @@ def test_a_lease_of_a_peer_that_is_gone_returns() -> None:
     assert difference(lease, left.draws.ledger.consumed) == ()
 
 
+def cut_off() -> tuple[Swarm, Member, Member]:
+    """A peer that stays, and one that claimed, trained, and then missed a round that others grew in."""
+    swarm = Swarm(0)
+    stays = Member(1, swarm)
+    away = Member(2, swarm)
+    swarm.members = [stays, away]
+    swarm.told(away)
+    stays.train(5)
+    away.train(7)
+    swarm.members = [stays]
+    for _ in range(LAPSES_AFTER - 1):
+        swarm.round([stays], [stays])
+        stays.train(20)
+    return swarm, stays, away
+
+
+def test_what_a_peer_claimed_is_its_own_while_it_is_cut_off() -> None:
+    """Its samples count when it comes back, though nobody had leased their positions to it."""
+    swarm, stays, away = cut_off()
+    away.draws.load_state_dict(stays.draws.state_dict())
+    assert not away.draws.spoiled
+    swarm.members.append(away)
+    swarm.round(swarm.members, swarm.members)
+    assert sum(swarm.averaged.values()) == 5 + 20 + 7
+
+
+def test_what_a_peer_claimed_returns_when_it_is_gone() -> None:
+    """After two rounds without it; those who were told of the claims forget them."""
+    swarm, stays, away = cut_off()
+    for _ in range(30):
+        swarm.round([stays], [stays])
+        stays.train(8)
+    assert difference(union(away.draws._trained), stays.draws.ledger.consumed) == ()
+
+
 def test_a_straggler_keeps_its_lease() -> None:
     """A member that computes on for many rounds keeps what it drew."""
     swarm = Swarm(0)
@@ -339,8 +374,8 @@ def test_what_is_inherited_is_not_drawn_once_more() -> None:
     note = giver.draws.say(b"", 4)
     given = union(giver.draws._trained)
     swarm.members.remove(giver)
-    for _ in range(3):
-        receiver.train(3)
+    for samples in (*(1,) * (LAPSES_AFTER + 1), 6):  # what it wants grows when the lease has lapsed
+        receiver.train(samples)
         swarm.round([receiver], [receiver])
         if intersection(receiver.draws._ready, given) == given:
             break
@@ -429,5 +464,5 @@ def test_who_claims_everything_holds_up_nobody() -> None:
     assert one.next_run(None, lambda first: 8) == (MOST_CLAIMED + 0, MOST_CLAIMED + 8)
     ledger = PositionLedger()
     said = {name(b"a" * 20): Said(((0, 8),), (), 0), name(b"b" * 20): Said((), ((0, 1 << 62),), 0)}
-    ledger.commit(0, RoundNotes(said, {}))
+    ledger.commit(0, RoundNotes(said, {}, {}))
     assert size(ledger.leases[name(b"b" * 20)]) == MOST_LEASED_ROUNDS * 8
