@@ -126,6 +126,7 @@ class RunWrapper(Wrapper):
             terms=self._terms(),
             drawing=self._sampling.draws,
             allocate=self._flat.allocate,
+            keeps_results=outer is not None,
         )
 
     def _terms(self) -> dict[str, int | str]:

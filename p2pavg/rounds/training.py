@@ -289,6 +289,7 @@ class TrainingSpec:
     # Epoch -> elements of the vector when it goes uncompressed, state behind the gradient; 0: it does not.
     exact: Callable[[int], int] = lambda epoch: 0
     allocate: Callable[[int], U8] | None = None  # host memory for results: uint8[n]; None: ordinary memory
+    keeps_results: bool = False  # of the last rounds, for members that miss one: epochs are long
     drawing: Drawing | None = None  # a sampler shares the data out between the peers
     # Vectors that take turns, epoch by epoch: what a coarse codec took from a contribution is added to the
     # next one of the same vector. 0: it is lost.

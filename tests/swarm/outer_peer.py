@@ -75,6 +75,8 @@ def main() -> None:
         opt.step()
         opt.zero_grad()
         step += 1
+        if step % 5 == 0:
+            tell(taken=step)
         if opt.epoch != epoch:
             tell(stands=opt.epoch, step=step)
             epoch = opt.epoch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,46 @@ def test_a_swarm_trains_as_one_process_does_what_its_peers_did(how: str, tmp_pat
         assert abs(validation(kept) - validation(alone)) <= 0.001
     start_loss = validation(net())
     assert validation(alone) < 0.7 * start_loss, "nothing was learnt"
+
+
+@pytest.mark.timeout(150)
+def test_who_is_away_for_a_round_loses_no_sample(tmp_path: Path) -> None:
+    """A process that is stopped while the others average gets that result alone, and its samples count in
+    the next average.
+    """
+    with Terminal() as terminal:
+
+        def start(number: int, *addresses: str) -> Script:
+            return terminal(
+                *(
+                    "-m",
+                    "tests.swarm.outer_peer",
+                    str(number),
+                    "dense",
+                    "2",
+                    "0.05",
+                    str(tmp_path),
+                    *addresses,
+                )
+            )
+
+        first = start(0)
+        address = json.loads(first.line_with("address"))["address"]
+        other, away = start(1, address), start(2, address)
+        away.line_with('"stands": 2')
+        for _ in range(2):
+            away.line_with('"taken"')
+        away.process.send_signal(signal.SIGSTOP)
+        first.line_with('"stands": 3')
+        away.process.send_signal(signal.SIGCONT)
+        (tmp_path / "now").write_text("6")
+        (tmp_path / "now").rename(tmp_path / "last")
+        for script in (first, other, away):
+            script.line_with("ended")
+        logs = [Log.of(script.rest().splitlines()) for script in (first, other, away)]
+    peer = logs[2].peer
+    assert logs[0].rounds[2].get(peer, [0.0])[0] == 0
+    counted = sum(samples for epoch in range(6) for _, samples in [logs[0].rounds[epoch].get(peer, (0, 0))])
+    assert logs[2].discarded == 0
+    assert counted > 0
+    assert len({log.theta[5] for log in logs}) == 1

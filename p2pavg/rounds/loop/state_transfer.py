@@ -18,6 +18,7 @@ from p2pavg.rounds.loop.joining import Joining
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND
 from p2pavg.rounds.protocol.messages import CatchUp
 from p2pavg.rounds.protocol.roles import Role
 from p2pavg.rounds.session import Session
@@ -84,6 +85,7 @@ class States:
             self._tell,
             upload_bps=spec.state_upload_bps,
             directory=disk,
+            keeps=MOST_BEHIND if spec.keeps_results else 0,
         )
         self._inbox = Inbox(engine)
         self.downloader = Downloader(engine, self._inbox, spec.numel)

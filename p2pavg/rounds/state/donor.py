@@ -69,10 +69,12 @@ class Donor:
         *,
         upload_bps: float | None = None,
         directory: Path | None = None,
+        keeps: int = 0,
     ) -> None:
         """moving(): whether a round's gradients are on their way. committed(): results that are yet to be
         applied. tell(link, message). upload_bps: bit/s that all downloads together may take; None: what
-        gradients leave of the links. directory: for results that wait.
+        gradients leave of the links. directory: for results that wait. keeps: how many of the last results
+        wait for whoever missed them, though nobody has asked.
         """
         self._engine = engine
         self._source = source
@@ -85,6 +87,7 @@ class Donor:
         self._yielding = Yielding(time.monotonic())
         self._snapshot: tuple[Manifest, U8] | None = None
         self._retained = RetainedResults(background, directory)
+        self._keeps = keeps
         self._downloads: dict[int, Download] = {}
         self._bucket = None if upload_bps is None else Limiter(upload_bps / 8, time.monotonic())
         self._waking: asyncio.TimerHandle | None = None
@@ -232,13 +235,15 @@ class Donor:
             self.stop("this peer went on by the results of others")
 
     def committed(self, head: ResultHead, data: U8) -> None:
-        """A round was committed: whoever downloads will need its result."""
-        if not self._retained:
-            return
+        """A round was committed: whoever downloads will need its result, and who missed the round."""
         self.prune()
         idle = not self._downloads and not self._takes
         if idle and time.monotonic() > self._done_at + IDLE_S:
-            self._forget()
+            self._snapshot = None
+            self._retained.leave(self._keeps - 1, data.nbytes)
+        if not self._retained and self._keeps:
+            self._retained.begin((head.epoch, head.before), ())
+        if not self._retained:
             return
         if not self._retained.add(head, data):
             self.stop("the results that follow on its state are gone")
@@ -316,7 +321,8 @@ class Donor:
         if not self._takes and all(download.root is None for download in downloads):
             self._snapshot = None
             if downloads:
-                self._retained.forget(min(download.position for download in downloads))
+                needed = min(download.position for download in downloads)
+                self._retained.forget(min(needed, self._retained.last - self._keeps + 1))
 
     # What goes out.
 

@@ -75,6 +75,11 @@ class RetainedResults:
             return last.epoch + 1, last.lineage
         return self._start
 
+    @property
+    def last(self) -> int:
+        """The epoch of the last result; that before all of them when there is none."""
+        return -1 if self.end is None else self.end[0] - 1
+
     def add(self, head: ResultHead, data: U8) -> bool:
         """A round was committed. False: it does not follow, or is too much; then nothing is kept."""
         if (head.epoch, head.before) != self.end:
@@ -135,6 +140,15 @@ class RetainedResults:
     def get(self, lineage: bytes) -> U8 | None:
         """The bytes of the result that led to `lineage`."""
         return next((kept.data for kept in self._chain if kept.head.lineage == lineage), None)
+
+    def leave(self, most: int, coming: int) -> None:
+        """Nobody downloads: keep so many of the last results, and no more than stays in memory together with
+        one of `coming` bytes. most: below 0 none, and no chain.
+        """
+        if most < 0:
+            self.clear()
+        while self._chain and (len(self._chain) > most or self.nbytes + coming > MEMORY_BYTES):
+            self.forget(self._chain[0].head.epoch + 1)
 
     def forget(self, before: int) -> None:
         """Nobody needs the results of the epochs before this one."""

@@ -105,7 +105,7 @@ def chain(count: int) -> list[ResultHead]:
 RESULT = np.arange(400, dtype=np.uint16).view(np.uint8)
 
 
-def donor(engine: Engine, upload_bps: float | None) -> Donor:
+def donor(engine: Engine, upload_bps: float | None, keeps: int = 0) -> Donor:
     engine.told = []
     engine.live = Live()
     engine.donor = Donor(
@@ -118,6 +118,7 @@ def donor(engine: Engine, upload_bps: float | None) -> Donor:
         list,
         lambda link, message: engine.told.append((link, message)),
         upload_bps=upload_bps,
+        keeps=keeps,
     )
     return engine.donor
 
@@ -289,6 +290,51 @@ async def test_who_has_a_state_of_the_chain_needs_results_only() -> None:
     offer = await offered(served, 1, have=(4, made[0].lineage))
     assert offer.manifest is None
     assert offer.results == tuple(made[1:])
+
+
+async def test_who_missed_a_round_needs_its_result_only() -> None:
+    """The last results are there though nobody has asked for any before; who lacks more gets the state."""
+    engine = Engine()
+    served = donor(engine, None, keeps=2)
+    made = chain(4)
+    for each in made:
+        served.committed(each, RESULT)
+        engine.live.standing = (each.epoch + 1, each.lineage)
+        served.applied()
+    offer = await offered(served, 1, have=(5, made[1].lineage))
+    assert (offer.manifest, offer.results) == (None, tuple(made[2:]))
+    served.send(1, {"lineage": made[2].lineage, "transfer": 5, "chunks": [0]})
+    served.has(1, 7, loaded=True)
+    assert (await offered(served, 2, have=(5, made[1].lineage))).results == tuple(made[2:])
+    assert (await offered(served, 3, have=(4, made[0].lineage))).manifest is not None
+
+
+async def test_who_heals_keeps_results_of_the_new_lineage() -> None:
+    """Those of the one that it left are gone; the next ones are kept again."""
+    engine = Engine()
+    served = donor(engine, None, keeps=2)
+    first, second, third = chain(3)
+    served.committed(head(3, b"m" * 32), RESULT)
+    engine.live.standing = (4, first.lineage)
+    served.applied()
+    served.committed(second, RESULT)
+    served.committed(third, RESULT)
+    offer = await offered(served, 1, have=(4, first.lineage))
+    assert (offer.manifest, offer.results) == (None, (second, third))
+
+
+async def test_idle_results_stay_within_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of large results fewer are kept for whoever missed them."""
+    from p2pavg.rounds.state import retained
+
+    monkeypatch.setattr(retained, "MEMORY_BYTES", 2 * RESULT.nbytes)
+    engine = Engine()
+    served = donor(engine, None, keeps=3)
+    for each in (made := chain(4)):
+        served.committed(each, RESULT)
+    engine.live.standing = (7, made[-1].lineage)
+    assert (await offered(served, 1, have=(5, made[1].lineage))).manifest is None
+    assert (await offered(served, 2, have=(4, made[0].lineage))).manifest is not None
 
 
 async def test_who_lacks_more_results_than_the_state_is_gets_the_state() -> None:
