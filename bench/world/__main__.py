@@ -14,6 +14,7 @@ from bench.world.faults import QUIET_S, Faults
 from bench.world.foresee import foresee
 from bench.world.page import write
 from bench.world.run import TICK_S, World
+from bench.world.session import as_nice_as_this
 from bench.world_check.__main__ import check
 from p2pavg.errors import P2PAvgError
 
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out/world"), help="where logs and page go")
     parser.add_argument("--no-replay", action="store_true", help="leave out the losses of one process")
     args = parser.parse_args()
+    as_nice_as_this()
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
     folder = args.out.resolve()
