@@ -15,7 +15,7 @@ from bench.world_check.logs import Life, Run
 from bench.world_check.replay import losses, values
 
 STALL_S = 0.5  # a step() longer than that is looked at
-SLOWED = 1.1  # steps that take so many times longer than asked for void the run
+SLOWED = 1.05  # steps that take so many times longer than asked for void the run
 LINGERS_S = 2.0  # after its end, in which a fault may still have effects
 HALF_PRECISION, DIRECTIONS = 2, 2  # bytes of a value; of an all-reduce: contributions and results
 GENTLE = ("loss", "corrupt", "clock", "disk", "flood", "lie", "address")  # they freeze nobody
@@ -138,14 +138,18 @@ def efficiency(run: Run) -> dict[str, Any]:
 
 
 def pace(run: Run) -> float:
-    """Seconds of a local step, step() left out, beside those that were asked for: the median of all lives."""
+    """Seconds from one local step to the next, beside those that were asked for: the mean over all lives, of
+    steps that no average ended and in which nobody stood.
+    """
     slowness = {place["name"]: place["slowness"] for place in run.facts["places"]}
     ratios = []
     for life in run.lives:
         asked = run.facts["pace_s"] * slowness[life.place]
         for before, after in zip(life.steps, life.steps[1:], strict=False):
-            ratios.append((after["at"] - before["at"] - after["seconds"]) / asked)
-    return statistics.median(ratios) if ratios else 0.0
+            took = after["at"] - before["at"]
+            if after["epoch"] == before["epoch"] and took < asked + STALL_S:
+                ratios.append(took / asked)
+    return statistics.fmean(ratios) if ratios else 0.0
 
 
 def void(run: Run) -> str | None:

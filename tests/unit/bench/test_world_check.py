@@ -12,7 +12,7 @@ import pytest
 
 from bench.world.faults import KINDS, schedule
 from bench.world.model import SAMPLES
-from bench.world_check.__main__ import efficiency, hashes, stalls
+from bench.world_check.__main__ import efficiency, hashes, stalls, void
 from bench.world_check.data import SETTLES, count_indices, index_of
 from bench.world_check.logs import Run
 from p2pavg.data.permutation import EvenBlocks
@@ -167,3 +167,18 @@ def test_a_schedule_of_faults_is_drawn_by_its_seed() -> None:
     assert planned == schedule(7, 2700.0, 30.0) != schedule(8, 2700.0, 30.0)
     assert len(planned) >= 80
     assert {fault.kind for fault in planned[: len(KINDS)]} == set(KINDS)
+
+
+@pytest.mark.parametrize(("took_s", "is_void"), [(1.0, False), (1.2, True)])
+def test_trainers_that_wait_for_a_processor_void_the_run(
+    tmp_path: Path, took_s: float, is_void: bool
+) -> None:
+    """Steps that take longer than asked for, whoever is to blame, say nothing of seconds; a stall is none."""
+    logs = Logs(tmp_path)
+    logs.events.append({"t": "lab", "at": AVERAGES * 1.0, "void_reason": None})
+    at = AVERAGES * 1.0
+    for seconds in (1.0, took_s, took_s, 9.0):
+        at += seconds
+        step = {"t": "step", "at": at, "seconds": 0.1, "epoch": AVERAGES, "indices": []}
+        logs.logs["one"].append(step)
+    assert bool(void(logs.read())) == is_void
