@@ -5,7 +5,10 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.model = world.build()
-        self.inner = torch.optim.AdamW(self.model.parameters(), lr=world.LEARNING_RATE)
+        self.inner = torch.optim.AdamW(self.model.parameters(), lr=world.LEARNING_RATE, fused=True)
         self.handed_in = self.vector()  # its parameters when it took part in its last average
         self.took_part = -1  # in that epoch
 
@@ -134,7 +137,6 @@ def data_parallel(run: Run) -> float:
 
 def losses(folder: Path, run: Run) -> dict[str, Any]:
     """Validation losses in nats per byte: of what the peers ended with, and of the replays."""
-    torch.set_num_threads(1)
     found = sorted(folder.glob("*.pt"))
     if not found:
         return {"loss": None}
@@ -142,8 +144,11 @@ def losses(folder: Path, run: Run) -> dict[str, Any]:
     before = world.loss(model)
     model.load_state_dict(torch.load(found[0], weights_only=True))
     result: dict[str, Any] = {"loss_before": round(before, 4), "loss": round(world.loss(model), 4)}
-    result["loss_of_data_parallel"] = round(data_parallel(run), 4)
+    replays = {"loss_of_data_parallel": partial(data_parallel, run)}
     if not run.facts["gradients"]:
-        result["loss_of_one_process"] = round(replay_outer(run), 4)
-        result["loss_of_one_process_moved"] = round(replay_outer(run, MOVED), 4)
-    return result
+        replays["loss_of_one_process"] = partial(replay_outer, run)
+        replays["loss_of_one_process_moved"] = partial(replay_outer, run, MOVED)
+    single = partial(torch.set_num_threads, 1)
+    with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=single) as pool:
+        waiting = {name: pool.submit(replay) for name, replay in replays.items()}
+        return result | {name: round(each.result(), 4) for name, each in waiting.items()}
