@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import quantiles
 
 from p2pavg.bench.machine import environment
+from tests.simulation.jobs import SMALL
 from tests.simulation.schedule import Schedule, Verdict
 
 KEYS = ("events", "messages", "commits", "late", "heals", "aborts", "failed", "readmitted", "successions")
@@ -23,6 +24,9 @@ Task = tuple[int, int | None, str | None, bool]  # seed, peers, only, plain
 
 
 def run(task: Task) -> Verdict:
+    if task[1] is not None and task[1] > SMALL:
+        gc.collect()  # what the last one left behind
+        gc.set_threshold(500_000)  # the state is large, and lives as long as the schedule
     return Schedule(*task).run()
 
 

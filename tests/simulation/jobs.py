@@ -63,6 +63,7 @@ class Job:
         self.weights: tuple[float, ...] = ()
         self.contribution: tuple[Any, ...] = ()  # our samples in it
         self.contributions: dict[int, dict[int, Sums]] = {}  # by part that we reduce, and by sender
+        self.due: dict[int, set[int]] = {}  # by part that we reduce: whose contribution is not here
         self.partial: dict[int, Sums] = {}  # by part that we reduce, once all below us is in
         self.swapped: dict[int, Sums] = {}  # by part: the other side's
         self.results: dict[int, Any] = {}
@@ -90,7 +91,10 @@ class Job:
                     node.swarm.world.after(0.0, self._refuse_own)
                 else:
                     self.contributions.setdefault(part, {})[self.rank] = own
-        for part in self.children:
+        for part, children in self.children.items():
+            self.due[part] = {rank for rank in children if self._sends(rank, part)}
+            if weights[self.rank] > 0 and part not in self.contributions:
+                self.due[part].add(self.rank)  # it is poison
             if part not in self.absent():
                 self._reduce(part)
         self.results |= dict.fromkeys(self.absent(), Value())
@@ -126,6 +130,7 @@ class Job:
                 self.swapped[part] = value
             else:
                 self.contributions.setdefault(part, {})[rank] = value
+                self.due[part].discard(rank)
             self._reduce(part)
         else:
             self._returned(part, value)
@@ -138,18 +143,17 @@ class Job:
 
     def _sends(self, rank: int, part: int) -> bool:
         """Whether it contributes to this part: itself, or as a deputy of others."""
+        if not self.plan.groups and not self.plan.gathers:
+            return self.weights[rank] > 0
         return self.plan.weight(part, rank, self.weights) > 0
 
     def _reduce(self, part: int) -> None:
         """Once all that is contributed to a part is here: it goes on, or is the result; of two that swap,
         each makes the result of both.
         """
-        given, own = self.contributions.get(part, {}), self.weights[self.rank] > 0
-        due = {rank for rank in self.children[part] if self._sends(rank, part)} | (
-            {self.rank} if own else set()
-        )
-        if due - given.keys() or part in self.results:
+        if self.due[part] or part in self.results:
             return
+        given = self.contributions.get(part, {})
         receiver = self.plan.receiver(part, self.rank)
         if part not in self.partial:
             sums = self.partial[part] = tuple(

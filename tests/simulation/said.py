@@ -40,6 +40,7 @@ class Said:
         self.denied: dict[Ballot, set[Node]] = {}  # voters that told a successor that they are not DONE
         self.done: dict[Ballot, set[Node]] = {}  # who said so
         self.promised: dict[tuple[Node, Any], Ballot] = {}  # the highest, by where the process stood
+        self.looked_at: Begin | None = None
         self.bound: dict[
             Node, tuple[Ballot, Ballot]
         ] = {}  # DONE in the first, as the second's leader was told
@@ -117,8 +118,9 @@ class Said:
         self.standing[node] = message.ballot, node.waits, declared
 
     def _begin(self, node: Node, _: PeerId, message: Begin) -> None:
-        if node in self.liars:
+        if node in self.liars or message is self.looked_at:  # one object goes to all members
             return
+        self.looked_at = message
         self._means(("BEGIN", message.ballot), (message.weights, message.samples, message.waits))
         members = self.meanings["ballot", message.ballot][0]
         for peer, *told in zip(members, message.samples, message.weights, message.waits, strict=True):

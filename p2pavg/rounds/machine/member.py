@@ -60,8 +60,8 @@ class Member:
         needed = message.plan.neighbours(rank, len(message.members))
         missing = tuple(
             other
-            for place, other in enumerate(message.members)
-            if place in needed and not (core.linked.alive(other) or other == peer)
+            for other in (message.members[place] for place in sorted(needed))
+            if not (core.linked.alive(other) or other == peer)
         )
         if why is not None or missing:
             self._refuse(peer, ballot, why or Objection.NO_LINK, missing)

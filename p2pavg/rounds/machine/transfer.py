@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from p2pavg.rounds.machine.memory.arrivals import Arrivals
 from p2pavg.rounds.machine.memory.proposal import Proposal
 from p2pavg.rounds.machine.rules.agreement import dissenters
 from p2pavg.rounds.machine.rules.complaints import Complaints
@@ -40,7 +41,7 @@ class TransferRules:
             self.machine.leading.abort(Cause.WRONG_PARTS, [peer])
             return
         proposal.done[peer] = message.digests
-        proposal.done_at.setdefault(peer, core.now)
+        proposal.done_at.note(peer, core.now)
         self._note(proposal, peer, (), (), incomplete=False)
         if len(proposal.done) < len(proposal.voting):
             self.watch()
@@ -82,21 +83,16 @@ class TransferRules:
         )
 
     def _due(
-        self, proposal: Proposal, peer: PeerId, reached_at: Mapping[PeerId, float], slack: float | None = None
+        self, proposal: Proposal, peer: PeerId, reached_at: Arrivals, slack: float | None = None
     ) -> float:
         """Until when a voter may need for the stage of `reached_at`: some times as long as most others
         needed.
 
         The voter's own word that it is at work counts as long as most others are not there either.
         """
-        ranks = {rank for part in proposal.plan.parts for rank in (part.owner, *part.deputies)}
-        adders = [proposal.members[rank] for rank in sorted(ranks)]
-        others = [p for p in (proposal.voting if reached_at is proposal.done_at else adders) if p != peer]
-        there = sorted(reached_at[other] for other in others if other in reached_at)
-        most = len(others) // 2 + 1
-        if len(there) < most or not others:
+        at = reached_at.most(but=peer)
+        if at is None:
             return math.inf
-        at = there[most - 1]
         slack = self.core.deadlines.word(peer) if slack is None else slack
         return at + LATE_FACTOR * (at - proposal.begun_at) + slack
 
@@ -154,7 +150,7 @@ class TransferRules:
         if incomplete:
             proposal.excused[rank] = math.inf
             return
-        proposal.gathered_at.setdefault(peer, core.now)
+        proposal.gathered_at.note(peer, core.now)
         if proposal.excused.get(rank) == math.inf:
             proposal.excused[rank] = core.now + core.deadlines.stall(peer)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from p2pavg.plan import Plan
+from p2pavg.rounds.machine.memory.arrivals import Arrivals
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId
 from p2pavg.rounds.protocol.messages import Ready
 
@@ -28,9 +29,11 @@ class Proposal:
     begun_at: float = 0.0
     weights: tuple[float, ...] = ()  # per rank; empty before BEGIN
     samples: tuple[int, ...] = ()
-    gathered_at: dict[PeerId, float] = field(default_factory=dict)  # voter -> when it had all contributions
+    gathered_at: Arrivals = field(
+        init=False
+    )  # who has all contributions; most of those count that add them up
     done: dict[PeerId, tuple[bytes, ...]] = field(default_factory=dict)
-    done_at: dict[PeerId, float] = field(default_factory=dict)
+    done_at: Arrivals = field(init=False)  # who is DONE; most voters count
     # Voter -> when it last said that it works on the round.
     heard: dict[PeerId, float] = field(default_factory=dict)
     stalls: dict[int, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
@@ -47,3 +50,6 @@ class Proposal:
 
     def __post_init__(self) -> None:
         self.voting = tuple(peer for peer, voter in zip(self.members, self.voters, strict=True) if voter)
+        ranks = {rank for part in self.plan.parts for rank in (part.owner, *part.deputies)}
+        self.gathered_at = Arrivals(self.members[rank] for rank in ranks)
+        self.done_at = Arrivals(self.voting)

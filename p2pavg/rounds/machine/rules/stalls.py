@@ -46,9 +46,8 @@ class TransferWatch:
                 self._chunk_at[rank] = self._moved_at[rank] = now
             # Inside a chunk, bytes count as a sign of motion when their rate is worth waiting for.
             elapsed = now - self._bytes_at[rank]
-            if seen.bytes_received - self._bytes[rank] >= self._deadlines.least_rate(peer) * max(
-                elapsed, 0.05
-            ):
+            more = seen.bytes_received - self._bytes[rank]
+            if more > 0 and more >= self._deadlines.least_rate(peer) * max(elapsed, 0.05):
                 self._moved_at[rank] = now
                 self._bytes[rank], self._bytes_at[rank] = seen.bytes_received, now
             elif elapsed > 1.0:
@@ -68,13 +67,12 @@ class TransferWatch:
         """
         owing: tuple[list[int], list[int]] = [], []
         for rank, seen in enumerate(self._last):
-            peer = self._peers[rank]
-            if peer == self._me or now - self._moved_at[rank] < self._deadlines.stall(peer):
+            owes = seen.contributions < seen.contributions_expected, seen.results < seen.results_expected
+            if not any(owes):
                 continue
-            if seen.contributions < seen.contributions_expected:
-                owing[0].append(rank)
-            elif seen.results < seen.results_expected:
-                owing[1].append(rank)
+            peer = self._peers[rank]
+            if peer != self._me and now - self._moved_at[rank] >= self._deadlines.stall(peer):
+                owing[0 if owes[0] else 1].append(rank)
         return tuple(owing[0]), tuple(owing[1])
 
     @property
