@@ -25,7 +25,7 @@ from p2pavg.optim.training_options import TrainingOptions
 from p2pavg.optim.training_state import TrainingState
 from p2pavg.optim.updates.buffers import AveragedBuffers
 from p2pavg.optim.updates.resync import Resync
-from p2pavg.optim.updates.update import Update
+from p2pavg.optim.updates.update import HALF_CHANGED, Update
 from p2pavg.optim.wrapper import Wrapper
 from p2pavg.peer.peer import Peer
 from p2pavg.rounds.session import Session
@@ -171,9 +171,12 @@ class RunWrapper(Wrapper):
             self._update.epoch,
         )
         start = RunStart(*self._training.standing, self._training.history())
+        dropped = self._training.unaveraged()
         known = self._leave()
         self._flat.clear()
         self._join(start, known)
+        if dropped:
+            self._training.refused(dropped, HALF_CHANGED)
 
     def close(self, notice_s: float | None = None) -> None:
         """Leave the swarm. The model's parameters become ordinary ones, without gradients.

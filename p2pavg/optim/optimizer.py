@@ -40,7 +40,7 @@ from p2pavg.optim.updates.masters import Masters
 from p2pavg.optim.updates.overshoot import Overshoot
 from p2pavg.optim.updates.resync import Resync
 from p2pavg.optim.updates.schedule import Schedule
-from p2pavg.optim.updates.update import FOUND_INF, Shared, Update, WaitingUpdate
+from p2pavg.optim.updates.update import FOUND_INF, HALF_CHANGED, Shared, Update, WaitingUpdate
 from p2pavg.peer.peer import Peer
 from p2pavg.peer.signature import takes
 from p2pavg.report import RoundReport
@@ -284,7 +284,8 @@ class CollaborativeOptimizer(Accumulating):
             raise ClosedError("this optimizer was closed; build a new one to go on training")
         if self._state.are_swapped:
             raise ConfigurationError("step() inside opt.swapped(): put the run's parameters back first")
-        if self._update.lost:
+        passes, half = self._flat.passes, self._update.lost
+        if half:
             self._enter_again()
         self.stepped = False
         if not self.began:
@@ -292,7 +293,7 @@ class CollaborativeOptimizer(Accumulating):
             self.began = True
         if self._outer is None:
             self._outside.begins(self.param_groups)
-        samples = self._microbatches.take(batch_size, self._flat.passes)
+        samples = self._microbatches.take(batch_size, passes)
         yields = self._sampling.trained(samples)
         if self._options.lockstep:
             self._retained.weigh(self._training.samples(), samples)
@@ -310,7 +311,10 @@ class CollaborativeOptimizer(Accumulating):
             )
         if not self._flat.pending:
             self._follow_model()
-        self._flat.tick()
+        if half:
+            yields = HALF_CHANGED
+        else:
+            self._flat.tick()
         # With a sampler the ledger finds what two peers drew both.
         if self._agreement is not None and self._sampling.draws is None and not self._agreement.knows_draw:
             self._agreement.drew(self._flat.sums)

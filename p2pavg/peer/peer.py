@@ -81,6 +81,7 @@ class Peer:
         self.run_id = settings.run_id
         self.compression = settings.compression
         self._reports = settings.reports_path
+        self._told_of_callback = False
         self._thread: LoopThread | None = None
         self._runtime: Runtime | None = None
         self._session: Session | None = None
@@ -343,7 +344,10 @@ class Peer:
             try:
                 self._settings.on_round(report)
             except Exception:
-                logger.exception("the on_round callback raised")
+                told, self._told_of_callback = self._told_of_callback, True
+                logger.log(
+                    logging.INFO if told else logging.ERROR, "the on_round callback raised", exc_info=True
+                )
 
 
 def _typed() -> Callable[[], bool] | None:

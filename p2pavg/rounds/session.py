@@ -113,6 +113,11 @@ class Session:
         """Samples counted since the last average that included them."""
         return self._samples
 
+    def unaveraged(self) -> int:
+        """Samples that no average has, not even one that was given last and is not applied yet."""
+        given = isinstance(self._pending, Average) and not self._pending.late
+        return self._samples - (self._contributed if given else 0)
+
     def count(self, samples: int) -> bool:
         """Add a microbatch. O(1); wakes no thread before the target is near. True: call `arrive` now. Raises
         what ended the session.
@@ -183,10 +188,13 @@ class Session:
             raise self._failure
         answer: Future[Outcome] = Future()
         self.at_boundary = True
+        deadline = time.monotonic() + notice_s + REPORT_TIMEOUT_S
         try:
             self._post(self._connected.departing, contribution, notice_s, answer)
             return self._given(contribution, answer.result(notice_s + REPORT_TIMEOUT_S))
         except TimeoutError:
+            if not _is_over(deadline):
+                raise
             return KeepGoing()
         finally:
             self.at_boundary = False
@@ -194,10 +202,13 @@ class Session:
     def history(self) -> tuple[Generation, ...]:
         """The generations that led to `standing`. Raises ClosedError."""
         answer: Future[tuple[Generation, ...]] = Future()
+        deadline = time.monotonic() + REPORT_TIMEOUT_S
         self._post(self._connected.tell_history, answer)
         try:
             return answer.result(REPORT_TIMEOUT_S)
         except TimeoutError:
+            if not _is_over(deadline):
+                raise
             raise ClosedError("this peer is closed; build a new optimizer to train on") from None
 
     def claimed(self) -> None:
@@ -210,7 +221,7 @@ class Session:
         self._samples += samples
 
     def refused(self, samples: int, why: str) -> None:
-        """Another peer's sums cannot be used: the next report names their samples."""
+        """Samples that this session has not counted cannot be used: the next report names them."""
         self._post(self._connected.refused, samples, why)
 
     def wait_until_wanted(self, timeout: float) -> bool:
@@ -228,9 +239,12 @@ class Session:
         return self.attention or self._samples >= self.stop_at or self._failure is not None
 
     def _outcome(self, answer: Future[Outcome], timeout: float | None) -> Outcome:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         try:
             return answer.result(timeout)
         except TimeoutError:
+            if not _is_over(deadline):
+                raise
             self._post(self._connected.withdrawn, answer)
             return answer.result()
 
@@ -279,9 +293,12 @@ class Session:
         """What the last applied epoch measured."""
         recorded = self._recorded
         if recorded is not None:
+            deadline = time.monotonic() + REPORT_TIMEOUT_S
             try:
                 self._last_report = recorded.result(REPORT_TIMEOUT_S) or self._last_report
             except TimeoutError:
+                if not _is_over(deadline):
+                    raise
                 return self._last_report  # the next caller gets it
             except CancelledError:
                 pass
@@ -338,3 +355,10 @@ class Session:
             self._loop.call_soon_threadsafe(call, *arguments)
         except RuntimeError:
             raise ClosedError("this peer is closed; build a new optimizer to train on") from None
+
+
+def _is_over(deadline: float) -> bool:
+    """Whether a TimeoutError is the word of a wait until `deadline`; else it is somebody else's, such as a
+    signal handler of the user's.
+    """
+    return time.monotonic() > deadline - 0.01  # clocks round

@@ -177,6 +177,9 @@ class Training(Protocol):
     def samples(self) -> int:
         """What was counted since the last average that included it."""
 
+    def unaveraged(self) -> int:
+        """Those of them that are not in an average which was given and is not applied yet, either."""
+
     def arrive(self, contribution: Contribution) -> Outcome:
         """At a step boundary: hand in what was accumulated and wait for what to do. Raises P2PAvgError."""
 
@@ -200,7 +203,9 @@ class Training(Protocol):
         """The last Inheritance is in the sums."""
 
     def refused(self, samples: int, why: str) -> None:
-        """The last Inheritance is not used: its samples are named in the next report."""
+        """Samples that were never counted here are not used, such as those of the last Inheritance: they are
+        named in the next report.
+        """
 
     def applying(self) -> AbstractContextManager[None]:
         """Held while parameters or optimizer state change, so that snapshots are taken of whole epochs."""

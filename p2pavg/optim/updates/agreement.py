@@ -105,8 +105,8 @@ class Agreement:
         )
 
     def mended(self) -> None:
-        """Note that the swarm's state was loaded: a later difference is a new one."""
-        self._told.clear()
+        """Note that the parameters are the swarm's again: a later difference is a new one."""
+        self._told.discard("digest")
 
     def _compare(self, told: Mapping[str, Any]) -> None:
         groups = len(self._optimizer.param_groups)

@@ -14,7 +14,7 @@ import torch
 
 from p2pavg.allreduce.encoded import EncodedResult
 from p2pavg.allreduce.encoding import DeviceGradient
-from p2pavg.errors import P2PAvgError
+from p2pavg.errors import ConfigurationError, P2PAvgError
 from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.gradients.loss_scale import LossScale
 from p2pavg.optim.gradients.microbatches import Microbatches
@@ -42,6 +42,7 @@ log = logging.getLogger("p2pavg.optim")
 
 NOTHING = Contribution(None, 0.0, 0)
 FOUND_INF = "the GradScaler found inf"
+HALF_CHANGED = "computed on parameters that an exception left half changed"
 MOST_PEERS = 1024
 
 
@@ -150,6 +151,11 @@ class Shared:
 
     def samples(self) -> int:
         """Samples to hand in. Waits for the flags of a GradScaler on an accelerator."""
+        if torch.is_inference_mode_enabled():
+            raise ConfigurationError(
+                "step() inside torch.inference_mode() would make states that no later step "
+                "can change: call it outside, or use torch.no_grad()"
+            )
         since = self.scale.settle()
         if since is not None:
             self.drop(FOUND_INF, since)

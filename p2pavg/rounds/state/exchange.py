@@ -36,6 +36,7 @@ class StateExchange:
         self._history = history
         self._answering: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._told = ""  # why no state could be given, as it was last told
 
     def close(self) -> None:
         """Answer nobody any more."""
@@ -88,7 +89,7 @@ class StateExchange:
             link.reply(request, {"error": str(error)})
             return
         except Exception as error:  # from a user's state_dict(), or no memory for the copy
-            logger.warning("this peer cannot give its state to a newcomer: %s", error or type(error).__name__)
+            self._tell(f"{error}" or type(error).__name__)
             link.reply(request, {"error": "its donor could not copy the state"})
             return
         if offer is None:
@@ -102,6 +103,11 @@ class StateExchange:
             link.reply(request, {**offer.manifest.to_message(), "history": rows, **about})
         for head in offer.results:
             link.send({"t": "result", **head.to_message()})
+
+    def _tell(self, why: str) -> None:
+        level = logging.INFO if why == self._told else logging.WARNING  # newcomers ask twice a second
+        self._told = why
+        logger.log(level, "this peer cannot give its state to a newcomer: %s", why)
 
 
 def _standing(value: Any) -> tuple[int, bytes] | None:

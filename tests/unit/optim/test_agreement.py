@@ -201,6 +201,24 @@ def test_resync_makes_parted_peers_equal(swarm: FakeSwarm, caplog: pytest.LogCap
     assert any("not those of the leader" in record.getMessage() for record in caplog.records)
 
 
+def test_equal_draws_are_told_once_whatever_is_mended(
+    swarm: FakeSwarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A peer that began with the leader's samples hears of it once, however often parameters are averaged."""
+    opt = wrap(model := net(), target_batch_size=8)
+    loss_of(model, [0, 1, 2, 3]).backward()
+    opt.step()
+    agreement = opt._agreement
+    assert agreement is not None
+    leader = msgpack.packb(msgpack.unpackb(agreement.say()) | {"who": b"leader"})
+    for _ in range(3):
+        with agreement.heeded(leader, counted=True):
+            pass
+        agreement.mended()
+    told = [r for r in caplog.records if "began with the same samples" in r.getMessage()]
+    assert len(told) == 1
+
+
 @pytest.mark.parametrize("options", [{}, {"delay_updates": True}, {"offload_optimizer": True}])
 def test_code_after_step_is_told_to_a_lone_peer(
     swarm: FakeSwarm, options: dict[str, Any], caplog: pytest.LogCaptureFixture

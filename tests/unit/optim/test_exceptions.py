@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from p2pavg.errors import InternalError
+from p2pavg.errors import ConfigurationError, InternalError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.optim.updates import behind
 from p2pavg.rounds.loop.boundary import Boundary
@@ -98,10 +98,16 @@ def one_batch_on_older_parameters() -> nn.Module:
     return model
 
 
-def test_half_changed_parameters_make_a_peer_enter_again(options: dict[str, Any]) -> None:
-    """A hook that raises when parameters have changed: step() raises it once, and training goes on."""
-    model, batches = net(), iter(EPOCHS)
-    with wrap(model, options) as opt:
+def test_half_changed_parameters_make_a_peer_enter_again(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hook that raises when parameters have changed: step() raises it once, and training goes on. The batch
+    that ends then was computed on those parameters: it counts in no average, and a report names it, with what
+    else was accumulated behind a delayed update.
+    """
+    model, batches = net(), iter(EPOCHS * 2)
+    reports: list[Any] = []
+    with wrap(model, options, on_round=reports.append) as opt:
         opt.inner.register_step_post_hook(Once(RuntimeError("after the change")))
         peer = opt.peer
         assert "after the change" in str(raised_by(opt, model, batches))
@@ -109,6 +115,22 @@ def test_half_changed_parameters_make_a_peer_enter_again(options: dict[str, Any]
             step(opt, model, ids)
         assert opt.peer is not peer
         assert opt.epoch >= 3
+    assert torch.isfinite(vector(model)).all()
+    behind_it = 4 if "delay_updates" in options else 0
+    assert [report.samples_discarded for report in reports if report.samples_discarded] == [4 + behind_it]
+    assert not [record for record in caplog.records if "without a backward()" in record.message]
+
+
+def test_inference_mode_is_refused_with_what_to_do(options: dict[str, Any]) -> None:
+    """step() inside torch.inference_mode() names it, and the same samples are averaged by the next step()."""
+    model = net()
+    with wrap(model, options) as opt:
+        loss_of(model, EPOCHS[0]).backward()
+        with torch.inference_mode(), pytest.raises(ConfigurationError, match="no_grad"):
+            opt.step()
+        for ids in EPOCHS[1:]:
+            step(opt, model, ids)
+        assert opt.epoch >= 2
     assert torch.isfinite(vector(model)).all()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from p2pavg.peer.peer import Peer
 from p2pavg.report import RoundReport
@@ -23,3 +26,22 @@ def test_the_last_word_of_who_leaves_is_no_round(tmp_path: Path) -> None:
         peer._publish(each)
     assert rounds == told[:1]
     assert len(path.read_text().splitlines()) == 2
+
+
+def test_a_callback_that_raises_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """An epoch may take milliseconds: the traceback of on_round comes once, and every report is still
+    given.
+    """
+    rounds: list[RoundReport] = []
+
+    def callback(each: RoundReport) -> None:
+        rounds.append(each)
+        raise ValueError("a callback of the user's")
+
+    peer = Peer("run", on_round=callback, initial_peers=[], listen="127.0.0.1:0")
+    for epoch in range(3):
+        peer._publish(report(epoch=epoch))
+    assert len(rounds) == 3
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [
+        "the on_round callback raised"
+    ]

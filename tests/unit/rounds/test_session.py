@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from p2pavg.errors import ClosedError
 from p2pavg.rounds import session as module
 from p2pavg.rounds.session import NEAR_S, REPORT_INTERVAL_S, Session
+from p2pavg.rounds.training import Contribution, KeepGoing, Outcome
 
 
 class Loop:
@@ -25,6 +27,8 @@ class Loop:
 
 class Side:
     progress = "progress"
+    arrived = "arrived"
+    withdrawn = "withdrawn"
     refused = "refused"
 
 
@@ -113,3 +117,42 @@ def test_what_a_peer_left_and_is_not_used_is_named() -> None:
     session.refused(7, "drawn by another peer too")
     assert loop.posted == ["refused"]
     assert session.samples() == 0
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_a_signal_handler_may_raise_timeout_error(timeout: float | None) -> None:
+    """What a handler of SIGALRM raises while the training thread waits comes out of the call, as the wait's
+    own
+    end would not: the samples stay, and nobody takes the error for the end of the wait.
+    """
+    session, loop = connected(4, 0)
+
+    def ring(*_: object) -> None:
+        raise TimeoutError("the user's alarm")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(TimeoutError, match="the user's alarm"):
+            session.arrive(Contribution(None, 0.0, 0), timeout)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert loop.posted == ["arrived"]
+
+
+def test_a_wait_with_a_deadline_is_withdrawn_at_its_end() -> None:
+    """When nothing came in time, the loop thread is told, and its word is the outcome."""
+    session, loop = connected(4, 0)
+
+    def withdrawn(answer: Future[Outcome]) -> None:
+        answer.set_result(KeepGoing())
+
+    def post(method: Any, *arguments: Any) -> None:
+        loop.posted.append(method)
+        if method == "withdrawn":
+            withdrawn(*arguments)
+
+    loop.call_soon_threadsafe = post  # type: ignore[method-assign]
+    assert session.arrive(Contribution(None, 0.0, 0), 0.01) == KeepGoing()
+    assert loop.posted == ["arrived", "withdrawn"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,3 +79,24 @@ async def test_a_closed_one_answers_nobody() -> None:
         await asyncio.sleep(0)
     assert heard == []
     assert not link.answer.done()
+
+
+async def test_why_no_state_can_be_given_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Newcomers ask twice a second: what keeps this peer from a copy is one warning until it changes."""
+
+    class Failing:
+        epoch_s = 1.0
+        why = "no memory"
+
+        async def offer(self, *_: Any, **__: Any) -> None:
+            raise RuntimeError(self.why)
+
+    donor = Failing()
+    exchange = StateExchange(donor, lambda: (), lambda link: None)  # type: ignore[arg-type]
+    for donor.why in ("no memory", "no memory", "no memory", "no disk", "no disk"):
+        link: Any = Asking()
+        exchange.message(link, {"t": "state"})
+        assert "error" in await asyncio.wait_for(link.answer, 10)
+    told = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [words.rpartition(": ")[2] for words in told] == ["no memory", "no disk"]
+    exchange.close()
