@@ -1,10 +1,10 @@
-"""The tables of README.md and docs/numbers.md, made from bench/results: `python -m bench.tables [--check]`.
+"""The tables of README.md, docs/numbers.md and docs/world.md: `python -m bench.tables [--check]`.
 
 A table stands between `<!-- numbers: NAME -->` and `<!-- end -->`; the words around it are written by hand.
 To renew a figure, run its script with --json bench/results/FILE and then this one. `p2pavg bench VERB` goes
-into VERB.json or VERB_WHAT.json, `bench.versus` into versus.json, and the summary.json that `make demo`
-leaves in out/demo into demo.json. A result that is not there leaves out its rows. --check changes nothing and
-fails when a page differs from the results.
+into VERB.json or VERB_WHAT.json, `bench.versus` into versus.json, the summary.json that `make demo` leaves in
+out/demo into demo.json; `bench.world.summary` writes world.json. A result that is not there leaves out its
+rows. --check changes nothing and fails when a page differs from the results.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from bench.tables.readme import readme
 from bench.tables.results import ROOT
 from bench.tables.swarms import faults, same_training, security
 from bench.tables.verbs import benches, idle, others
+from bench.tables.world import world, world_others
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "numbers.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "numbers.md", ROOT / "docs" / "world.md")
 PLACE = re.compile(r"(<!-- numbers: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -44,12 +45,21 @@ TABLES: dict[str, Callable[[], str]] = {
     "idle": idle,
     "faults": faults,
     "others": others,
+    "world": world,
+    "world_others": world_others,
 }
 
 
 def render(page: str) -> str:
     """The page with its tables made anew."""
     return PLACE.sub(lambda place: f"{place[1]}\n{TABLES[place[2]]()}\n{place[3]}", page)
+
+
+def render_all() -> None:
+    """Write the pages."""
+    for path in PAGES:
+        if (page := path.read_text()) != (made := render(page)):
+            path.write_text(made)
 
 
 def main() -> int:
@@ -69,8 +79,7 @@ def main() -> int:
                 file=sys.stderr,
             )
         return 1 if stale else 0
-    for path in stale:
-        path.write_text(render(path.read_text()))
+    render_all()
     return 0
 
 

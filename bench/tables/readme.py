@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bench.tables.markdown import Row, table
 from bench.tables.results import fractions, lab_rows, result, results
+from bench.tables.world import first_figures
 
 
 def readme() -> str:
     """The figures that a reader should know first."""
-    rows: list[Row] = []
+    rows: list[Row] = first_figures()
     demo, seeds = result("demo"), result("seeds")
     if demo is not None:
         words = (
@@ -36,14 +37,6 @@ def readme() -> str:
             f"throughput of 4 peers lost to a monitor with {watched['pages']} browsers, and the 95% interval"
         )
         rows.append([words, f"{loss:.2f}% ({low:.2f} to {high:.2f})"])
-    for _, content in results("penalty"):
-        if content.get("topology") is None:
-            words = f"throughput of {content['peers']} peers on one machine, of what each computes alone, "
-            words += f"epochs of {content['calculating_seconds_median']:.1f} s"
-            words += f", one peer {content['slow']:g} times slower" if content["slow"] != 1 else ""
-            words += ", updates delayed" if content["delay"] else ""
-            words += ", on one GPU" if content.get("device", "cpu") != "cpu" else ""
-            rows.append([words, f"{content['global_over_local']:.2f}"])
     gpu = result("gpu_kernels")
     if gpu is not None:
         rows.append(

@@ -17,7 +17,7 @@ STALL_BARS = {"kill": 3.0, "stop": 5.0, "cut": 5.0, "cut-one-way": 5.0, "sleep":
 Row = tuple[str, str, str, bool | None]
 
 
-def _bars(verdict: dict[str, Any]) -> list[Row]:
+def bars(verdict: dict[str, Any]) -> list[Row]:
     """(what, bar, came, whether it holds; None: there is nothing to tell)."""
     zero = (
         ("hangs", "hangs"),
@@ -28,7 +28,10 @@ def _bars(verdict: dict[str, Any]) -> list[Row]:
         ("indices_untrained", "indices averaged that no script trained on"),
         ("averages_misnamed", "averages with other numbers of samples than indices"),
     )
-    rows: list[Row] = [(words, "0", str(verdict[name]), verdict[name] == 0) for name, words in zero]
+    rows: list[Row] = [
+        (f"faults in {verdict['seconds'] / 60:.0f} minutes, and kinds", "", _faults(verdict), None)
+    ]
+    rows += [(words, "0", str(verdict[name]), verdict[name] == 0) for name, words in zero]
     share, best = verdict["step_efficiency"], verdict["share_of_data_parallel_one_in"]
     if share is not None:
         rows.append(
@@ -56,7 +59,14 @@ def _bars(verdict: dict[str, Any]) -> list[Row]:
         moved = verdict["loss_of_one_process_moved"] - verdict["loss_of_one_process"]
         said = f"{apart:+.4f} (that process again, from weights 0.01% apart: {moved:+.4f})"
         rows.append(("loss above one process of the same algorithm", "≤ 0.002", said, apart <= 0.002))
+    if (parallel := verdict.get("loss_of_data_parallel")) and not verdict["run"]["gradients"]:
+        more = verdict["loss"] / parallel - 1
+        rows.append(("loss above data-parallel's at equal tokens", "≤ 4%", f"{more:+.1%}", more <= 0.04))
     return rows
+
+
+def _faults(verdict: dict[str, Any]) -> str:
+    return f"{verdict['faults']} of {len(verdict['faults_by_kind'])} kinds"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -91,7 +101,7 @@ def _events(folder: Path) -> list[list[str]]:
 def write(folder: Path, verdict: dict[str, Any], command: str) -> Path:
     """Write world.html into the run's folder."""
     run = verdict["run"]
-    bars = [[html.escape(a), html.escape(b), html.escape(c), _mark(d)] for a, b, c, d in _bars(verdict)]
+    rows = [[html.escape(a), html.escape(b), html.escape(c), _mark(d)] for a, b, c, d in bars(verdict)]
     void = verdict["void"]
     pictures = sorted(folder.glob("page*.png"))
     details = {k: v for k, v in verdict.items() if k != "run"}
@@ -110,7 +120,7 @@ def write(folder: Path, verdict: dict[str, Any], command: str) -> Path:
     text += [
         f"<p>Again: <code>{html.escape(command)}</code>. Counted from the logs beside this page, without "
         "p2pavg: <code>python -m bench.world_check FOLDER</code>.</p>",
-        _table(("promise", "bar", "came", ""), bars),
+        _table(("promise", "bar", "came", ""), rows),
         "<h2>What the liar and the flooder achieved</h2>",
         f"<pre>{html.escape(json.dumps(verdict['harm'], indent=1))}</pre>",
         "<h2>Event by event</h2>",

@@ -1,7 +1,11 @@
-"""The web page of the run, as a browser shows it at some moments."""
+"""The web page of the run, as a browser shows it at some moments.
+
+`python -m bench.world.screen BROWSER URL PATH` takes one picture; it needs playwright.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -13,8 +17,10 @@ from p2pavg.lab import Lab
 
 WEB = "127.0.0.1:8033"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-LOADS_MS = 6000  # until the page has its first figures
-ENDS_S = 20.0  # in which a browser ends
+LOADS_MS = 30_000  # until the page has its figures and its charts
+DRAWN = """() => document.querySelectorAll("#peers tbody tr").length > 0
+    && [...document.querySelectorAll("#charts path.line")].some((line) => line.getAttribute("d"))"""
+ENDS_S = 45.0  # in which a browser ends
 
 
 class Camera:
@@ -23,7 +29,9 @@ class Camera:
     def __init__(self, lab: Lab, folder: Path, env: dict[str, str], way_in: str) -> None:
         self._lab, self._folder, self._env = lab, folder, env
         self.shots: list[str] = []
-        self._browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+        has_driver = importlib.util.find_spec("playwright") is not None
+        found = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+        self._browser = found if has_driver else None
         self._shooting: list[subprocess.Popen[bytes]] = []
         if self._browser is not None:
             self._argv = [sys.executable, "-m", "p2pavg", "monitor", who.RUN, "--web", WEB]
@@ -40,9 +48,8 @@ class Camera:
             return
         name = f"page{len(self.shots) + 1}.png"
         self.shots.append(name)
-        argv = [self._browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-        argv += ["--window-size=1200,1500", f"--timeout={LOADS_MS}"]
-        argv += [f"--screenshot={self._folder / name}", f"http://{WEB}/"]
+        argv = [sys.executable, "-m", "bench.world.screen", self._browser]
+        argv += [f"http://{WEB}/", str(self._folder / name)]
         self._shooting.append(self._spawn(argv, "browser"))
 
     def end(self) -> None:
@@ -56,3 +63,23 @@ class Camera:
             return self._lab.spawn(
                 who.BOOTSTRAP, argv, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
+
+
+def photograph(browser: str, url: str, path: str) -> None:
+    """Open the page, wait until its charts are drawn, and write a picture of it; of what there is, when that
+    takes long.
+    """
+    from playwright.sync_api import Error, sync_playwright
+
+    with sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=browser, args=["--no-sandbox", "--disable-gpu"])
+        page = chromium.new_page(viewport={"width": 1200, "height": 1500})
+        page.goto(url, wait_until="domcontentloaded")
+        with suppress(Error):
+            page.wait_for_function(DRAWN, timeout=LOADS_MS)
+        page.screenshot(path=path)
+        chromium.close()
+
+
+if __name__ == "__main__":
+    photograph(*sys.argv[1:])

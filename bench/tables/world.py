@@ -1,0 +1,87 @@
+"""The runs of `bench.world`: for their own page, and for the first one that a reader sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.tables.markdown import Row, number, table
+from bench.tables.results import measured, result
+from bench.world.page import STALL_BARS, bars
+
+WRONG = ("hangs", "crashes", "divergences", "indices_lost", "indices_doubled", "averages_misnamed")
+
+
+def world() -> str:
+    """Each promise, its bar, and what came of it in each run."""
+    found = result("world")
+    if found is None:
+        return ""
+    runs: list[dict[str, Any]] = found["runs"]
+    came = [{words: (said, holds) for words, _, said, holds in bars(run)} for run in runs]
+    wanted = {words: bar for run in runs for words, bar, _, _ in bars(run)}
+    rows: list[Row] = [
+        [words, bar, *(_cell(*told.get(words, ("–", None))) for told in came)]
+        for words, bar in wanted.items()
+    ]
+    head = ["promise", "bar", *(f"seed {run['run']['seed']}" for run in runs)]
+    notes = [
+        f"Seed {run['run']['seed']}: {measured({'environment': run['run']})}"
+        + (f"; void as a measurement of time: {run['void']}" if run["void"] else "")
+        for run in runs
+    ]
+    return table(head, rows) + "\n" + ".\n".join(notes) + ".\n"
+
+
+def _cell(said: str, holds: bool | None) -> str:
+    return f"**{said}**" if holds is False else said
+
+
+def first_figures() -> list[Row]:
+    """Of the world's runs, for the README: what befell them, and four figures, each the worst of all runs."""
+    found = result("world")
+    if found is None:
+        return []
+    runs = found["runs"]
+    void = ", on a machine too busy to count seconds" if any(run["void"] for run in runs) else ""
+    faults, minutes = sum(run["faults"] for run in runs), sum(run["seconds"] for run in runs) / 60
+    wrong = sum(run[name] for run in runs for name in WRONG)
+    stalls = [run["longest_stall_s_by_fault"] for run in runs]
+    longest = max(stall.get(fault, 0.0) for stall in stalls for fault in STALL_BARS)
+    what = f"`make world`, six peers in an emulated internet{void}"
+    return [
+        [
+            f"{what}: faults in {minutes:.0f} minutes / hangs, other bits, samples lost or doubled",
+            f"{faults} / {wrong}",
+        ],
+        [
+            "local steps of living peers that ended in averages",
+            f"{min(run['step_efficiency'] for run in runs):.0%}",
+        ],
+        [
+            "bytes sent, beside data-parallel training's",
+            f"1/{min(run['share_of_data_parallel_one_in'] for run in runs):.0f}",
+        ],
+        ["longest stall of the others after a kill, a stop, a cut or a sleep", f"{longest:.1f} s"],
+    ]
+
+
+def world_others() -> str:
+    """Hivemind in the same places, and p2pavg beside it."""
+    found = result("world_others")
+    if found is None:
+        return ""
+    rows: list[Row] = []
+    for system in ("hivemind", "p2pavg"):
+        for name, peer in found.get(system, {}).get("peers", {}).items():
+            groups = ", ".join(f"{size} ({times}×)" for size, times in peer["averaged_with"].items()) or "–"
+            killed = " (killed)" if name == found["victim"] else ""
+            rows.append(
+                [
+                    system, name + killed, "yes" if peer["joined"] else "no", str(peer["epochs"]), groups,
+                    number(peer["longest_step_s"]), str(peer["epochs_after_kill"]),
+                    number(peer["longest_step_after_kill_s"]),
+                ]
+            )  # fmt: skip
+    head = ["system", "peer", "joined", "averages before the kill", "sizes of its groups, as logged"]
+    head += ["longest `step()`, s", "averages after the kill", "longest `step()` then, s"]
+    return table(head, rows) + f"\n`world_others.json`: {measured(found)}.\n"

@@ -1,0 +1,182 @@
+"""Hivemind in the places of `bench.world`, and p2pavg beside it: `python -m bench.world.others`.
+
+`--hivemind PYTHON`: one that has hivemind, torch and transformers installed. Each system trains the run's
+model with a plain loop on the six machines of world.toml, without a fault; then one peer that others can dial
+is killed. What is told comes from the scripts' own logs, and from what Hivemind says of its rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from bench.world import who
+from bench.world.model import BATCH
+from bench.world.run import ROOT
+from bench.world.session import as_nice_as_this
+from p2pavg.bench.machine import environment
+from p2pavg.lab import Lab
+
+START_S = 120.0  # until a peer is in the run, or is counted as one that cannot be
+STALL_S = 1.0
+AVERAGED = re.compile(rb"[Aa]veraged \w+ with (\d+) peers")
+VICTIM = "campus"
+ACCOUNT = ("joined", "samples", "epochs", "longest_step_s", "longest_step_after_kill_s", "averaged_with")
+
+
+class Place:
+    """One machine's process."""
+
+    def __init__(self, lab: Lab, folder: Path, python: str, name: str, config: dict[str, Any]) -> None:
+        self.log = folder / f"{name}.jsonl"
+        self.errors = folder / f"{name}.err"
+        (folder / name).mkdir()
+        home = {"HOME": str(folder / name), "XDG_CONFIG_HOME": str(folder / name / "config")}
+        env = {**os.environ, **home, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        argv = [python, "-m", "bench.world.other_trainer", json.dumps({**config, "log": str(self.log)})]
+        with self.errors.open("wb") as errors:
+            self.process = lab.spawn(
+                name, argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+            )
+
+    def address(self) -> str:
+        """Where others reach it, as it says itself."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(b'{"address"'):
+                return str(json.loads(line)["address"])
+        raise RuntimeError(f"it ended; see {self.errors}")
+
+    def events(self) -> list[dict[str, Any]]:
+        """What it has written down; none when it never came so far."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def end(self) -> None:
+        """Let it say how it ended, and end it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(20.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def _account(place: Place, killed_at: float) -> dict[str, Any]:
+    """Of one peer, before and after the kill."""
+    events = place.events()
+    steps = [event for event in events if event["t"] == "step"]
+    before = [step for step in steps if step["at"] <= killed_at]
+    after = [step for step in steps if step["at"] > killed_at]
+    groups = Counter(int(found[1]) for found in AVERAGED.finditer(place.errors.read_bytes()))
+    return {
+        "joined": bool(events),
+        "samples": BATCH * len(before),
+        "epochs": sum(event["t"] == "theta" and event["at"] <= killed_at for event in events),
+        "epochs_after_kill": sum(event["t"] == "theta" and event["at"] > killed_at for event in events),
+        "longest_step_s": max((step["seconds"] for step in before), default=0.0),
+        "longest_step_after_kill_s": max((step["seconds"] for step in after), default=0.0),
+        "seconds_in_steps": round(sum(step["seconds"] for step in before), 2),
+        "averaged_with": dict(sorted(groups.items())),
+        "loss": next((event["loss"] for event in events if event["t"] == "end"), None),
+    }
+
+
+def _equal(places: dict[str, Place]) -> dict[str, int]:
+    """After how many averages all that told of one held the same parameters."""
+    told: dict[int, list[str]] = defaultdict(list)
+    for place in places.values():
+        for event in place.events():
+            if event["t"] == "theta":
+                told[event["epoch"]].append(event["sha256"])
+    several = [found for found in told.values() if len(found) > 1]
+    return {"averages": len(several), "of_equal_parameters": sum(len(set(found)) == 1 for found in several)}
+
+
+def play(system: str, python: str, folder: Path, seconds: float, after: float) -> dict[str, Any]:
+    """One system's run. seconds: without a fault; after: from the kill to the end."""
+    folder.mkdir(parents=True)
+    target = int(who.LOCAL_STEPS * BATCH * who.speed(who.PLACES))
+    with Lab(who.TOPOLOGY) as lab:
+        common = {"system": system, "target": target, "port": who.PORT, "overlap": who.OVERLAP}
+        host = lab.address(who.BOOTSTRAP)
+        way_in = f"{host}:{who.PORT}"
+        if system == "hivemind":
+            config = {**common, "bootstrap": True, "host": host}
+            way_in = Place(lab, folder, python, who.BOOTSTRAP, config).address()
+        else:
+            argv = ["bootstrap", "--listen", f"0.0.0.0:{who.PORT}", "--run", who.RUN]
+            env = {**os.environ, "HOME": str(folder), "PYTHONPATH": str(ROOT)}
+            lab.spawn(who.BOOTSTRAP, [python, "-m", "p2pavg", *argv], env=env, stdout=subprocess.DEVNULL)
+        places = {
+            place.name: Place(
+                lab, folder, python, place.name,
+                {
+                    **common, "bootstrap": False, "host": lab.address(place.name), "rank": rank,
+                    "initial_peers": [way_in], "public": place.public,
+                    "pace_s": who.PACE_S * place.slowness,
+                },
+            )
+            for rank, place in enumerate(who.PLACES)
+        }  # fmt: skip
+        end = time.monotonic() + START_S
+        while time.monotonic() < end and not all(place.log.exists() for place in places.values()):
+            time.sleep(0.5)
+        began = time.monotonic()
+        time.sleep(seconds)
+        places[VICTIM].process.kill()
+        killed_at = time.monotonic()
+        time.sleep(after)
+        for place in places.values():
+            place.end()
+        void = lab.void_reason()
+    peers = {name: _account(place, killed_at) for name, place in places.items()}
+    living = [account for name, account in peers.items() if name != VICTIM]
+    epochs = statistics.median(account["epochs"] for account in living)
+    return {
+        "void": void,
+        "seconds": round(killed_at - began, 1),
+        "peers": peers,
+        "samples_per_second": round(sum(a["samples"] for a in peers.values()) / (killed_at - began), 2),
+        "longest_step_after_kill_s": max(account["longest_step_after_kill_s"] for account in living),
+        "epochs": epochs,
+        "epochs_after_kill": statistics.median(account["epochs_after_kill"] for account in living),
+        **_equal(places),
+    }
+
+
+def main() -> int:
+    """Play both, and write what came of them."""
+    parser = argparse.ArgumentParser(prog="python -m bench.world.others", description=__doc__)
+    parser.add_argument("--hivemind", help="a Python that has hivemind, torch and transformers installed")
+    parser.add_argument("--seconds", type=float, default=180.0, help="before the kill (default 180)")
+    parser.add_argument("--after", type=float, default=120.0, help="from the kill to the end (default 120)")
+    parser.add_argument("--out", type=Path, default=Path("out/others"), help="where the logs go")
+    parser.add_argument("--json", type=Path, help="where the result goes")
+    args = parser.parse_args()
+    as_nice_as_this()
+    shutil.rmtree(args.out, ignore_errors=True)
+    found: dict[str, Any] = {"environment": environment(), "victim": VICTIM}
+    for system, python in (("hivemind", args.hivemind), ("p2pavg", sys.executable)):
+        if python:
+            found[system] = play(system, python, args.out.resolve() / system, args.seconds, args.after)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    for system in ("hivemind", "p2pavg"):
+        for name, account in found.get(system, {}).get("peers", {}).items():
+            print(system, name, *(f"{key} {account[key]}" for key in ACCOUNT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""What runs of `bench.world` came to, into the project's tables: `python -m bench.world.summary FOLDER...`.
+
+Each folder is a run's, with its verdict.json. Writes bench/results/world.json, the picture docs/world.png of
+the first one, and the tables of README.md and docs/world.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.tables.__main__ import render_all
+from bench.tables.results import RESULTS, ROOT
+
+LEFT_OUT = ("places", "sysctls")  # of what is known of a run before it begins
+
+
+def entry(verdict: dict[str, Any]) -> dict[str, Any]:
+    """Of one run what the tables need, and all figures."""
+    run = {key: value for key, value in verdict["run"].items() if key not in LEFT_OUT}
+    return {**verdict, "run": run}
+
+
+def main() -> int:
+    """Take the runs in."""
+    parser = argparse.ArgumentParser(prog="python -m bench.world.summary", description=__doc__)
+    parser.add_argument("folders", type=Path, nargs="+")
+    args = parser.parse_args()
+    verdicts = [json.loads((folder / "verdict.json").read_text()) for folder in args.folders]
+    runs = sorted(map(entry, verdicts), key=lambda verdict: verdict["run"]["seed"])
+    (RESULTS / "world.json").write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+    if pictures := sorted(args.folders[0].glob("page*.png")):
+        shutil.copy(pictures[-1], ROOT / "docs" / "world.png")
+    render_all()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
