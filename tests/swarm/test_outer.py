@@ -119,7 +119,7 @@ def test_theta_ref_is_equal_whatever_comes_and_goes(outer: Outer | str, compress
         stepped = [peer.reports[epoch].extra for peer in peers if epoch in peer.reports]
         # The report of an epoch that was downloaded says nothing.
         told = {extra["theta_sha256_low"] for extra in stepped if extra}
-        assert len(told) <= 1, epoch
+        assert len(told) <= 1, [peer.reports.get(epoch) for peer in peers]
         common += sum(epoch in peer.reports for peer in peers) > 1
     assert common >= 4
     for one, other in zip(fast.model.parameters(), slow.model.parameters(), strict=True):

@@ -6,7 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from lines import own_host, serve, timed
+from lines import interface_of, own_host, serve, timed
 
 
 class Gloo:
@@ -24,7 +24,7 @@ class Gloo:
         return {"address": address}
 
     def meet(self, command):
-        os.environ["GLOO_SOCKET_IFNAME"] = _interface(own_host())
+        os.environ["GLOO_SOCKET_IFNAME"] = interface_of(own_host())
         dist.init_process_group("gloo", store=self.store, rank=self.index, world_size=self.peers)
 
     def fill(self, command):
@@ -44,23 +44,6 @@ class Gloo:
         else:
             dist.all_reduce(self.vector)
             self.vector.div_(self.peers)
-
-
-def _interface(address):
-    """The name of the network interface that has this address."""
-    import fcntl
-    import socket
-    import struct
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        for _, name in socket.if_nameindex():
-            try:
-                raw = fcntl.ioctl(sock, 0x8915, struct.pack("256s", name.encode()[:15]))
-            except OSError:
-                continue
-            if socket.inet_ntoa(raw[20:24]) == address:
-                return name
-    return "lo"
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
 import socket
+import struct
 import sys
 import time
 from pathlib import Path
@@ -28,6 +30,19 @@ def serve(handlers):
 def own_host():
     """Where others reach this process."""
     return os.environ.get("P2PAVG_LAB_ADDRESS", "127.0.0.1")
+
+
+def interface_of(address):
+    """The name of the network interface that has this address; the loopback's where none has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            try:
+                raw = fcntl.ioctl(sock, 0x8915, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue
+            if socket.inet_ntoa(raw[20:24]) == address:
+                return name
+    return "lo"
 
 
 def free_port():

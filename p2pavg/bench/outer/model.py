@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -101,18 +101,21 @@ def factor(step: int, steps: int) -> float:
 
 
 class Language:
-    """A model that learns to predict bytes, and the text that this peer sees."""
+    """A model that learns to predict bytes, and the text that it sees."""
 
-    def __init__(self, params: int, batch: int, seed: int, peer: int) -> None:
-        """seed: of the model and, together with the peer's index, of the text that the peer sees."""
+    def __init__(self, params: int, batch: int, seed: int, peers: Sequence[int]) -> None:
+        """seed: of the model and, with a peer's index, of the text that the peer sees. peers: whose text
+        this process sees, of each as much.
+        """
         training, self._validation = read_text()
         torch.manual_seed(seed)
         self.model = Bytes(width_of(params))
-        self._batches = self._draw(training, batch, torch.Generator().manual_seed(1000 * seed + peer))
+        drawn = [torch.Generator().manual_seed(1000 * seed + peer) for peer in peers]
+        self._batches = self._draw(training, batch, drawn)
 
-    def _draw(self, text: Tensor, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+    def _draw(self, text: Tensor, batch: int, generators: Sequence[torch.Generator]) -> Iterator[Tensor]:
         while True:
-            yield windows(text, batch, generator)
+            yield torch.cat([windows(text, batch, generator) for generator in generators])
 
     def backward(self) -> None:
         """One microbatch."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean, stdev
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from p2pavg import codecs
 from p2pavg.bench.options import at_least, positive_int
 from p2pavg.bench.outer import CONTEXT
+from p2pavg.bench.outer.pace import Pace
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit
 from p2pavg.bench.workers import Workers
@@ -62,6 +64,12 @@ def register(subparsers: Any) -> None:
     add("--compute", choices=("sleep", "torch"), default="torch")
     add("--step-seconds", type=at_least(0.0), default=0.05, help="an inner step with --compute sleep")
     add("--threads", type=positive_int, default=1, help="torch threads per peer")
+    add(
+        "--even",
+        action="store_true",
+        help="peers take their inner steps together, as many each; data-parallel training is one process "
+        "over the same samples, in float32",
+    )
     add("--only", choices=("outer", "data-parallel"), help="leave the other run out")
     add_output_options(parser)
     parser.set_defaults(func=run)
@@ -90,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
         "step_seconds": args.step_seconds,
         "threads": args.threads,
         "steps": inner,
+        "even": args.even,
+        "streams": 1,
     }
     outer = {
         "lr": args.outer_lr,
@@ -102,10 +112,7 @@ def run(args: argparse.Namespace) -> int:
     Outer(**outer)
     compression = args.compression or "int8"
     kept = {"feedback": not args.without_feedback}
-    steps = {
-        "target": args.peers * args.batch * args.inner_steps,
-        "epochs": args.outer_steps * args.fragments,
-    }
+    steps = {"target": target_of(args), "epochs": args.outer_steps * args.fragments}
     each = {"target": args.peers * args.batch, "epochs": inner}
     plain = {**job, "lr": args.lr if args.data_parallel_lr is None else args.data_parallel_lr}
     seeds = range(args.seed, args.seed + args.seeds)
@@ -113,19 +120,19 @@ def run(args: argparse.Namespace) -> int:
     wanted = {**job, **kept, "outer": outer, "compression": DEFAULT if args.density else compression}
     codec = compression if args.density is None else codecs.sparse_of(args.density).name
     found, reference = Runs(), Runs()
-    with ExitStack() as stack:
-        here = stack.enter_context(Workers(args.peers, WORKER, topology=args.lab))
-        if args.only != "data-parallel":
-            found = Runs([train(here, steps, {**wanted, "seed": seed}) for seed in seeds])
-        if args.only != "outer" and args.compute == "torch":
-            if args.lab is not None:
-                here = stack.enter_context(Workers(args.peers, WORKER))
-            wanted = {**plain, **kept, "outer": None, "compression": DATA_PARALLEL}
-            reference = Runs([train(here, each, {**wanted, "seed": seed}) for seed in seeds])
+    if args.only != "data-parallel":
+        with Workers(args.peers, WORKER, topology=args.lab) as workers:
+            found = Runs([train(workers, steps, {**wanted, "seed": seed}) for seed in seeds])
+    if args.only != "outer" and args.compute == "torch":
+        wanted = {**plain, **kept, "outer": None, "compression": DATA_PARALLEL}
+        if args.even:
+            wanted |= {"streams": args.peers, "compression": "none"}
+        with Workers(1 if args.even else args.peers, WORKER) as workers:
+            reference = Runs([train(workers, each, {**wanted, "seed": seed}) for seed in seeds])
     parameters = (found.runs or reference.runs)[0]["parameters"]
     expected = args.outer_steps * bytes_of_a_round(parameters, args.peers, codec)
     expected_plain = inner * bytes_of_a_round(parameters, args.peers, DATA_PARALLEL)
-    measured = reference.mean("bytes_per_peer")
+    measured = None if args.even else reference.mean("bytes_per_peer")
     excess = found.above(reference)
     result = {
         "tokens": args.peers * args.batch * inner * CONTEXT,
@@ -163,14 +170,33 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def target_of(args: argparse.Namespace) -> int:
+    """The samples of an epoch. Of even peers: all are due when the first of them has its last step, and each
+    knows what the others had before theirs.
+    """
+    steps = args.peers * args.inner_steps
+    if not args.even:
+        return int(args.batch * steps)
+    if args.inner_steps % args.fragments:
+        raise ConfigurationError("--even needs as many --inner-steps in each of the --fragments")
+    return int(args.batch * (steps - args.fragments * (args.peers - 1)))
+
+
 def train(workers: Workers, run: dict[str, int], job: dict[str, Any]) -> dict[str, Any]:
     """One run of a swarm, and its figures. run: the run's target, and the number of its epochs."""
     words = "data-parallel" if job["outer"] is None else "outer"
     deadline = START_DEADLINE_S + 2 * job["steps"] * max(SECONDS_A_STEP, job["step_seconds"])
-    with progress(words, None):
-        begun = workers.join(run_id=f"bench-{words}-{job['seed']}", target=run["target"], **job)
+    with progress(words, None), TemporaryDirectory() as folder:
+        pace = Path(folder, "pace") if job["even"] else None
+        if pace is not None:
+            Pace.make(pace, len(workers.workers))
+        begun = workers.join(
+            run_id=f"bench-{words}-{job['seed']}",
+            target=run["target"],
+            **(job | {"pace": None if pace is None else str(pace)}),
+        )
         workers.all(deadline_s=START_DEADLINE_S, do="gather", peers=len(begun))
-        peers = workers.all(deadline_s=deadline, do="train", epochs=run["epochs"])
+        peers = workers.all(deadline_s=deadline, do="train", epochs=run["epochs"], peers=len(begun))
         workers.all(deadline_s=START_DEADLINE_S, do="leave")
         verdict = workers.lab_verdict()
     digests = {peer["digest"] for peer in peers}

@@ -6,6 +6,8 @@ import hashlib
 import sys
 import threading
 import time
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +15,14 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from p2pavg.allreduce.feedback import Residual
 from p2pavg.bench.outer.model import Language, Sleeper, factor
+from p2pavg.bench.outer.pace import Pace
 from p2pavg.bench.workers import own_host, serve
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.optim.outer.settings import Outer
 from p2pavg.report import RoundReport
 
 REPORT_DEADLINE_S = 10.0
+LONG_S = 0.05  # a step() that took so long is told
 
 
 class Clock:
@@ -47,23 +51,33 @@ class OuterPeer:
     def start(self, config: dict[str, Any]) -> dict[str, Any]:
         """Join the swarm, without outer steps where "outer" is null."""
         torch.set_num_threads(config["threads"])
+        self._index = config["index"]
+        self._pace_path: Path | None = None
         if not config["feedback"]:
             Residual.commit = _lose  # type: ignore[method-assign, assignment]
         if config["compute"] == "sleep":
             self.job: Language | Sleeper = Sleeper(config["params"], config["step_seconds"])
             inner: torch.optim.Optimizer = torch.optim.SGD(self.job.model.parameters(), lr=1e-3)
         else:
-            self.job = Language(config["params"], config["batch"], config["seed"], config["index"])
-            inner = torch.optim.AdamW(self.job.model.parameters(), lr=config["lr"], weight_decay=0.01)
+            first, streams = config["index"], config["streams"]
+            self.job = Language(
+                config["params"], config["batch"], config["seed"], range(first, first + streams)
+            )
+            inner = torch.optim.AdamW(
+                self.job.model.parameters(), lr=config["lr"], weight_decay=0.01, fused=True
+            )
+            if config["pace"] is not None:
+                self._pace_path = Path(config["pace"])
         self._inner, self._clock = inner, Clock(inner)
         self._reports: list[RoundReport] = []
+        self._commits: list[tuple[float, int]] = []
         self._told = threading.Condition()
         steps = config["steps"]
         self.opt = CollaborativeOptimizer(
             inner,
             config["run_id"],
             config["target"],
-            config["batch"],
+            config["batch"] * config["streams"],
             initial_peers=config["initial_peers"],
             scheduler=LambdaLR(inner, lambda step: factor(step, steps)),
             compression=config["compression"],
@@ -77,6 +91,8 @@ class OuterPeer:
     def _report(self, report: RoundReport) -> None:
         with self._told:
             self._reports.append(report)
+            if report.members:
+                self._commits.append((time.monotonic(), len(report.members)))
             self._told.notify()
 
     def _all_reports(self) -> list[RoundReport]:
@@ -94,14 +110,23 @@ class OuterPeer:
     def train(self, command: dict[str, Any]) -> dict[str, Any]:
         """Train until the swarm's epoch is the one that the command names."""
         opt, computing, steps = self.opt, 0.0, 0
+        pace = None if self._pace_path is None else Pace(self._pace_path, self._index, command["peers"])
         begun, inner = time.perf_counter(), self._clock.seconds
+        waits: list[tuple[float, float]] = []  # when a long step() was over, and how long it took
         while opt.epoch < command["epochs"]:
             start = time.perf_counter()
             self.job.backward()
             computing += time.perf_counter() - start
-            opt.step()
+            with nullcontext() if pace is None else pace.step():
+                start = time.monotonic()
+                opt.step()
+                now = time.monotonic()
+            if now - start > LONG_S:
+                waits.append((now, now - start))
             opt.zero_grad()
             steps += 1
+        if pace is not None:
+            pace.end()
         seconds = time.perf_counter() - begun
         computing += self._clock.seconds - inner
         with opt.averaged():
@@ -120,6 +145,9 @@ class OuterPeer:
             "bytes": sum(link.bytes_sent for link in links),
             "wire_bytes": sum(link.wire_bytes_sent for link in links),
             "members": [len(report.members) for report in counted],
+            "commits": self._commits,
+            "waits": waits,
+            "discarded": sum(report.samples_discarded for report in counted),
         }
 
     def leave(self, command: dict[str, Any]) -> dict[str, Any]:
