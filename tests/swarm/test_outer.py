@@ -50,6 +50,8 @@ class Trainer(threading.Thread):
         self._target = target
         self.steps = 0
         self.first_epoch = 0
+        self.over = threading.Event()  # the last outer step is taken
+        self.all_over = threading.Event()  # by all others too
 
     def run(self) -> None:
         try:
@@ -58,6 +60,7 @@ class Trainer(threading.Thread):
             self.failure = error
         finally:
             self.ready.set()
+            self.over.set()
 
     def _train(self) -> None:
         options: dict[str, Any] = {"initial_peers": [self._address] if self._address else []}
@@ -86,7 +89,17 @@ class Trainer(threading.Thread):
             if self._vanishes_after is not None and opt.epoch >= self._vanishes_after:
                 opt.close(0)
                 return
+        self.over.set()
+        self.all_over.wait(DEADLINE_S)  # who missed the last round needs somebody that has its result
         opt.close()
+
+
+def end_together(*peers: Trainer) -> None:
+    """Let no peer leave before the last one has taken its last outer step."""
+    for peer in peers:
+        peer.over.wait(DEADLINE_S)
+    for peer in peers:
+        peer.all_over.set()
 
 
 @pytest.mark.timeout(200)
@@ -110,6 +123,7 @@ def test_theta_ref_is_equal_whatever_comes_and_goes(outer: Outer | str, compress
     newcomer = Trainer(fast.address, 0.002, **how)
     newcomer.start()
     peers = (fast, slow, vanishing, newcomer)
+    end_together(fast, slow, newcomer)
     for peer in peers:
         peer.join(DEADLINE_S)
         assert not peer.is_alive(), "a peer hangs"
@@ -136,6 +150,7 @@ def test_epochs_follow_the_peers_present() -> None:
     assert one.ready.wait(DEADLINE_S)
     other = Trainer(one.address, 0.004, **how)
     other.start()
+    end_together(one, other)
     for peer in (one, other):
         peer.join(DEADLINE_S)
         assert not peer.is_alive(), "a peer hangs"
