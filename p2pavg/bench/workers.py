@@ -98,13 +98,22 @@ class Workers(AbstractContextManager["Workers"]):
         self.workers: list[Worker] = []
         try:
             spawn = self._spawner(count)
-            for index in range(count):
-                worker = Worker(index, spawn(index, command, variables))
-                self._stack.callback(worker.close)
-                self.workers.append(worker)
+            self._spawn: Callable[[int], subprocess.Popen[bytes]] = lambda index: spawn(
+                index, command, variables
+            )
+            for _ in range(count):
+                self.another()
         except BaseException:
             self._stack.close()
             raise
+
+    def another(self) -> Worker:
+        """One more process; in the lab there must be a host for it."""
+        index = len(self.workers)
+        worker = Worker(index, self._spawn(index))
+        self._stack.callback(worker.close)
+        self.workers.append(worker)
+        return worker
 
     def _spawner(self, count: int) -> Spawn:
         if self.topology is None:
