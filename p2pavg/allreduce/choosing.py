@@ -4,6 +4,7 @@ cheaper; an all-gather where contributions are sparse. Pure.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -182,10 +183,14 @@ def dollars(plan: Plan, question: PlanInputs) -> float:
     prices, groups = question.prices, question.groups
     if not prices or not question.numel:
         return 0.0
-    members, total = len(question.members), 0.0
-    for index, part in enumerate(plan.parts):
-        for rank, other in plan.ways(index, members):
-            way = groups[rank], groups[other]
-            both = prices.get(way, 0.0) + prices.get(way[::-1], 0.0)
-            total += both * part.count / question.numel
+    sizes = Counter(groups)
+    both = {(a, b): prices.get((a, b), 0.0) + prices.get((b, a), 0.0) for a in sizes for b in sizes}
+    total = 0.0
+    for part in plan.parts:
+        home, deputized = groups[part.owner], {groups[deputy] for deputy in part.deputies}
+        for group, members in sizes.items():
+            across = 1 if group in deputized else members - (group == home)  # ways, as in Plan.ways
+            inside = members - 1 if group in deputized else 0
+            each = across * both[group, home] + inside * both[group, group]
+            total += each * part.count / question.numel
     return total * question.nbytes / _GB

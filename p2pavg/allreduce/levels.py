@@ -120,10 +120,8 @@ def tree_costs(plan: Plan, members: Sequence[Capacity], links: Mapping[tuple[int
         carried[index, ranks[others], parents[others]] = sends[others]
         carried[index, parents[others], ranks[others]] += returns[others]
     rows = [carried.sum(2).T / known.up[:, None], carried.sum(1).T / known.down[:, None]]
-    if known.pairs:
-        ends = np.array(list(known.pairs))
-        rates = np.array(list(known.pairs.values()))
-        rows.append(carried[:, ends[:, 0], ends[:, 1]].T / rates[:, None])
+    ends, rates = known.ends()
+    rows.append(carried[:, ends[:, 0], ends[:, 1]].T / rates[:, None])
     found: F64 = np.concatenate(rows)
     return found
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from p2pavg.allreduce.minimax import minimax
 
 F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
 
 ALIGNMENT = 1024  # elements; part borders fall on multiples, so that int8 blocks and cache lines are not torn
 _SPARSE_BLOCK = 4096  # elements; a chunk of a sparse codec has whole ones
@@ -68,19 +69,16 @@ def costs(members: Sequence[Capacity], links: Mapping[tuple[int, int], float]) -
     n, known = len(members), measured(members, links)
     if known is None:
         return None
-    contributors = sum(m.contributes for m in members)
-    rows = []
-    for i, member in enumerate(members):
-        contributes = float(member.contributes)
-        sent, received = np.full(n, contributes), np.ones(n)
-        sent[i], received[i] = n - 1, contributors - contributes
-        rows += [sent / known.up[i], received / known.down[i]]
-    for (i, j), rate in known.pairs.items():
-        carried = np.zeros(n)
-        carried[i] = 1 / rate
-        carried[j] = float(members[i].contributes) / rate
-        rows.append(carried)
-    return np.array(rows)
+    contributes = np.array([float(m.contributes) for m in members])
+    sent, received = np.repeat(contributes[:, None], n, axis=1), np.ones((n, n))
+    np.fill_diagonal(sent, n - 1)
+    np.fill_diagonal(received, contributes.sum() - contributes)
+    ends, rates = known.ends()
+    carried, row = np.zeros((len(rates), n)), np.arange(len(rates))
+    carried[row, ends[:, 0]] = 1 / rates
+    carried[row, ends[:, 1]] = contributes[ends[:, 0]] / rates
+    found: F64 = np.concatenate([sent / known.up[:, None], received / known.down[:, None], carried])
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +89,15 @@ class Known:
     down: F64
     pairs: Mapping[tuple[int, int], float]
 
+    def ends(self) -> tuple[I64, F64]:
+        """int64[pairs, 2] and float64[pairs]: from and to which rank each pair leads, and its rate."""
+        ends = np.array(list(self.pairs), np.int64).reshape(-1, 2)
+        return ends, np.fromiter(self.pairs.values(), np.float64, len(self.pairs))
+
 
 def measured(members: Sequence[Capacity], links: Mapping[tuple[int, int], float]) -> Known | None:
     """The rates that a network can have; None: there are none."""
-    pairs = {pair: rate for pair, rate in links.items() if _possible(rate) and pair[0] != pair[1]}
+    pairs = {pair: rate for pair, rate in links.items() if _LEAST <= rate <= _MOST and pair[0] != pair[1]}
     ups, downs = [_possible(m.up) for m in members], [_possible(m.down) for m in members]
     known = [rate for rate in (*pairs.values(), *ups, *downs) if rate is not None]
     if not known:

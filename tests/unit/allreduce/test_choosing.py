@@ -220,6 +220,24 @@ def test_cheapest_is_as_cheap_as_any() -> None:
         assert found.dollars <= brute_force(groups, prices, 200_000) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("sizes", [(3, 2), (2, 2, 1), (1, 1)], ids=str)
+def test_dollars_are_those_of_every_way(sizes: tuple[int, ...]) -> None:
+    """What a plan costs is the sum over all pairs of members that exchange something, inside regions, too."""
+    dice = random.Random(3)
+    groups = set(question(sizes).groups)
+    asked = question(sizes, prices={(a, b): dice.random() for a in groups for b in groups}, swaps=Swaps.ALL)
+    assert asked.prices is not None
+    for choice in (flat(asked), two_levels(asked), two_levels(asked, {0})):
+        if choice is None:
+            continue
+        total = 0.0
+        for index, part in enumerate(choice.plan.parts):
+            for pair in choice.plan.ways(index, sum(sizes)):
+                a, b = (asked.groups[rank] for rank in pair)
+                total += (asked.prices[a, b] + asked.prices[b, a]) * part.count / NUMEL
+        assert choice.dollars == pytest.approx(total * asked.nbytes / 1e9)
+
+
 def test_planning_is_quick() -> None:
     """A plan for 64 members of eight regions with all rates known takes no longer than a short round trip."""
     dice = random.Random(2)
@@ -228,7 +246,7 @@ def test_planning_is_quick() -> None:
     asked = PlanInputs(NUMEL, 2 * NUMEL, asked.members, links, asked.groups)
     best = min(_timed(lambda: two_levels(asked)) for _ in range(3))
     assert len(two_levels(asked).plan.parts) <= MOST_TREES  # type: ignore[union-attr]
-    assert best < 0.25, f"{best:.3f} s"
+    assert best < 0.1, f"{best:.3f} s"
 
 
 def _timed(work: object) -> float:
