@@ -173,11 +173,12 @@ def check_scale() -> None:
         assert torch.equal(y, x * (wanted / 1024.0)), f"rescale: {n}"
         assert current.item() == 300.0
         told = torch.full((1,), -1.0, pin_memory=True)
-        device.clear_if(y, torch.zeros((), device="cuda"), told[0])
+        clearing = device.Clearing(y, [told[0]])
+        clearing.clear(torch.zeros((), device="cuda"), 0)
         torch.cuda.synchronize()
         assert told.item() == 0.0, f"a flag of 0 was not told: {n}"
         assert torch.equal(y, x * (wanted / 1024.0)), f"clear without need: {n}"
-        device.clear_if(y, torch.ones((), device="cuda"), told[0])
+        clearing.clear(torch.ones((), device="cuda"), 0)
         assert not y.any(), f"clear: {n}"
         assert told.item() == 1.0, f"a flag was not told: {n}"
 

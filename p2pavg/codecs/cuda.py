@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -115,16 +115,25 @@ def rescale(data: torch.Tensor, wanted: torch.Tensor, current: torch.Tensor) -> 
     compiled_cuda.rescale(data.data_ptr(), n, _scalar(wanted, data), _scalar(current, data), _stream(data))
 
 
-def clear_if(data: torch.Tensor, flag: torch.Tensor, told: torch.Tensor | None = None) -> None:
-    """data <- 0 unless flag is 0; told <- flag, which the host sees as soon as it is written.
+class Clearing:
+    """data <- 0 unless a flag is 0, at every step of a training loop: what stays the same is looked at once.
 
-    data: float32[n]; flag: float32 with one element on the same device; told: one float32 in page-locked host
-    memory.
+    data: float32[n]; told: one float32 each, in page-locked host memory, where the host sees a flag as soon
+    as it is written.
     """
-    n = _flat(data, torch.float32)
-    compiled_cuda.clear_if(
-        data.data_ptr(), n, _scalar(flag, data), 0 if told is None else told.data_ptr(), _stream(data)
-    )
+
+    def __init__(self, data: torch.Tensor, told: Sequence[torch.Tensor]) -> None:
+        self._size = _flat(data, torch.float32)
+        self._data = data  # held: its memory is written to
+        self._told = told
+        self._pointers = [one.data_ptr() for one in told]
+        self._pointer, self._index = data.data_ptr(), data.device.index
+        self._launch = compiled_cuda.clear_if
+
+    def clear(self, flag: torch.Tensor, to: int) -> None:
+        """data <- 0 unless flag, one float32 on its device, is 0; told[to] <- flag."""
+        pointer = _scalar(flag, self._data)
+        self._launch(self._pointer, self._size, pointer, self._pointers[to], _raw_stream(self._index))
 
 
 def encoded_bytes(codec: Codec, parts: Parts, chunk: int) -> int:
@@ -317,7 +326,15 @@ def _scalar(tensor: torch.Tensor, like: torch.Tensor) -> int:
 
 
 def _stream(tensor: torch.Tensor) -> int:
-    return int(torch.cuda.current_stream(tensor.device).cuda_stream)
+    return _raw_stream(tensor.device.index)
+
+
+def _current_stream(index: int) -> int:
+    return int(torch.cuda.current_stream(index).cuda_stream)
+
+
+# Torch's own compiled code asks so for the current stream of a device, without an object of it.
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
 
 
 def _draws(codec: Codec, start: int = 0) -> tuple[int, int, int] | None:

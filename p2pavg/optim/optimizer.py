@@ -156,7 +156,7 @@ class CollaborativeOptimizer(Accumulating):
         self._sampling = Sampling(options.sampler)
         self._sampling.claim(self)
         super().__init__(optimizer)
-        self._options = options
+        self._options, self._lockstep = options, options.lockstep
         self.run_id = options.run_id
         self._leave_notice_s = options.leave_notice_s
         self._outer = outer_of(options.outer)
@@ -295,7 +295,7 @@ class CollaborativeOptimizer(Accumulating):
             self._outside.begins(self.param_groups)
         samples = self._microbatches.take(batch_size, passes)
         yields = self._sampling.trained(samples)
-        if self._options.lockstep:
+        if self._lockstep:
             self._retained.weigh(self._training.samples(), samples)
         epoch = self._update.epoch
         found_inf = self.__dict__.get("found_inf")  # set by a GradScaler
@@ -328,7 +328,7 @@ class CollaborativeOptimizer(Accumulating):
         if self._advisor is not None:
             self._advisor.step(self.stepped, lambda: self.last_report)
         self._outside.ended(self.param_groups, self.stepped)
-        if self._options.lockstep:
+        if self._lockstep:
             self._retained.keep(self._training.samples(), samples)
         for after in self._optimizer_step_post_hooks.values():
             after(self, (closure, batch_size), {})

@@ -24,13 +24,13 @@ class Outside:
     def __init__(self, scheduled: bool, lockstep: bool, behind: bool) -> None:
         self._off = scheduled or lockstep
         self._limit = IN_A_ROW + behind
-        self._seen: list[object] = []
+        self._seen: tuple[object, object] | None = None
         self._changes = 0
         self._told = False
 
     def begins(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """A step() begins: tell once of a schedule that runs ahead of the epochs."""
-        if self._off or self._told or not self._seen or _rates(groups) == self._seen:
+        if self._off or self._told or self._seen is None or _rates(groups) == self._seen:
             return
         self._changes += 1
         if self._changes < self._limit:
@@ -51,10 +51,11 @@ class Outside:
             self._changes = 0
 
 
-def _rates(groups: Sequence[Mapping[str, Any]]) -> list[object]:
+def _rates(groups: Sequence[Mapping[str, Any]]) -> tuple[object, object]:
     """Of the first and the last group; of a tensor, which may be on a device, its version."""
-    found: list[object] = []
-    for group in (groups[0], groups[-1]):
-        rate = group.get("lr")
-        found.append(rate._version if isinstance(rate, torch.Tensor) else rate)
-    return found
+    first, last = groups[0].get("lr"), groups[-1].get("lr")
+    if isinstance(first, torch.Tensor):
+        first = first._version
+    if isinstance(last, torch.Tensor):
+        last = last._version
+    return first, last

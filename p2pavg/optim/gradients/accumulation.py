@@ -226,18 +226,20 @@ class Accumulation:
 
         Tells once of one without a gradient. Raises ConfigurationError when its gradient was cleared.
         """
-        if self.pending and self.params[self._last[2]].grad is None:
+        last, silent = self._last[2], not self.pending
+        if not silent and self.params[last].grad is None:
             raise ConfigurationError(CLEARED)
-        displaced = self._displaced(self._last[2])
-        silent, versions = not self.pending, self._versions()
+        displaced = self._displaced(last)
         if silent:
             self._reached.judge(displaced)
         repairs = silent or displaced or self._moved or self._loose
-        if repairs and not self.repair() and silent:
-            if versions == self._quiet:
-                self._tell_of_nothing()
-            elif not self._reached.alone:
-                raise ConfigurationError(EDITED)
+        if repairs:
+            versions = self._versions()
+            if not self.repair() and silent:
+                if versions == self._quiet:
+                    self._tell_of_nothing()
+                elif not self._reached.alone:
+                    raise ConfigurationError(EDITED)
         self._reached.end(whole=repairs)
         self._quiet = self._versions()
 

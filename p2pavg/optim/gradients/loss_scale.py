@@ -36,7 +36,7 @@ class Flags:
     The device writes each flag into page-locked memory, where a value that no flag has stands until then.
     """
 
-    SLOTS = 64
+    SLOTS = 64  # float32
     UNTOLD = -1.0
 
     def __init__(self, device: torch.device) -> None:
@@ -48,20 +48,22 @@ class Flags:
             device="cpu",
             pin_memory=torch.cuda.is_available(),
         )
-        self._slots = list(self._room.unbind())
-        self._seen = self._room.numpy()
+        self.slots = list(self._room.unbind())
+        self._seen: Any = memoryview(self._room.numpy())  # faster than an array, one by one
         self._pending: deque[tuple[int, int]] = deque()  # slot, samples counted by then
         self._next = 0
         self._bad: int | None = None  # `counted` of the last bad microbatch that nobody has taken yet
 
-    def ask(self, counted: int) -> torch.Tensor:
-        """Where the device is to write a flag, one float32. counted: samples to the end of its microbatch."""
+    def ask(self, counted: int) -> int:
+        """Of `slots`, one float32 each, the one into which the device is to write a flag. counted: samples to
+        the end of its microbatch.
+        """
         if len(self._pending) == self.SLOTS:
             self._settle_first()  # its slot is the next one
         slot, self._next = self._next, (self._next + 1) % self.SLOTS
         self._seen[slot] = self.UNTOLD
         self._pending.append((slot, counted))
-        return self._slots[slot]
+        return slot
 
     def take(self, wait: bool) -> int | None:
         """`counted` of the last bad microbatch among those that are known by now; None: all were good."""
@@ -89,6 +91,7 @@ class LossScale:
         self._current = 1.0
         self._held: torch.Tensor | None = None  # the same, on the accelerator
         self._version = -1  # of the scaler's tensor when `_held` was brought to it
+        self._clearing: Clearing | None = None  # where the scaler's tensor and the sums are on an accelerator
         self._flags: Flags | None = None
         self._counted = 0
         self._probe = ScaleProbe()
@@ -120,7 +123,10 @@ class LossScale:
                 "and use max_grad_norm= to clip the averaged gradient"
             )
         live = self._probe.live
-        if live is None or not accelerated(live, sums):
+        clearing = self._clearing
+        if clearing is None or clearing.live is not live or clearing.sums is not sums:
+            clearing = self._clearing = self._look(live, sums)
+        if live is None or clearing is None:
             bad = bool(found_inf.item())
             if live is not None:
                 self._current, self._held = float(live), None
@@ -128,10 +134,15 @@ class LossScale:
         if self._held is None:
             self._held, self._version = live.detach().clone(), live._version
         self._counted += samples
+        clearing.clear(found_inf, clearing.flags.ask(self._counted))
+        return self.settle(wait=False)
+
+    def _look(self, live: torch.Tensor | None, sums: Sequence[torch.Tensor]) -> Clearing | None:
+        if live is None or not accelerated(live, sums):
+            return None
         if self._flags is None:
             self._flags = Flags(live.device)
-        clear_if(sums, found_inf, self._flags.ask(self._counted))
-        return self.settle(wait=False)
+        return Clearing(live, sums, self._flags)
 
     def settle(self, wait: bool = True) -> int | None:
         """As `check`, for all microbatches so far. wait: False: only for those whose flag has come."""
@@ -153,6 +164,26 @@ class LossScale:
             rescale(sums, live, self._held)
 
 
+class Clearing:
+    """Clears sums on an accelerator after inf. What is true of them at every step is looked at once."""
+
+    def __init__(self, live: torch.Tensor, sums: Sequence[torch.Tensor], flags: Flags) -> None:
+        self.live = live
+        self.sums = sums
+        self.flags = flags
+        alone = sums[0] if len(sums) == 1 and _has_kernels(sums[0]) else None
+        self._kernel = None if alone is None else device.Clearing(alone, flags.slots)
+
+    def clear(self, flag: torch.Tensor, slot: int) -> None:
+        """All sums <- 0 unless flag, one float32 on their device, is 0; the slot <- flag. Does not wait."""
+        if self._kernel is not None:
+            self._kernel.clear(flag, slot)
+            return
+        for buffer in self.sums:
+            buffer.masked_fill_(flag != 0, 0.0)
+        self.flags.slots[slot].copy_(flag, non_blocking=True)
+
+
 def accelerated(live: torch.Tensor, sums: Sequence[torch.Tensor]) -> bool:
     """Whether the scaler's tensor and all sums are on one CUDA device."""
     return live.is_cuda and all(buffer.device == live.device for buffer in sums)
@@ -160,18 +191,6 @@ def accelerated(live: torch.Tensor, sums: Sequence[torch.Tensor]) -> bool:
 
 def _has_kernels(buffer: torch.Tensor) -> bool:
     return buffer.dtype == torch.float32 and buffer.is_cuda and native.cuda() is not None
-
-
-def clear_if(sums: Sequence[torch.Tensor], flag: torch.Tensor, told: torch.Tensor) -> None:
-    """All sums <- 0 unless flag, one float32 on their device, is 0; told, one in host memory, <- flag. Does
-    not wait.
-    """
-    if len(sums) == 1 and _has_kernels(sums[0]):
-        device.clear_if(sums[0], flag, told)
-        return
-    for buffer in sums:
-        buffer.masked_fill_(flag != 0, 0.0)
-    told.copy_(flag, non_blocking=True)
 
 
 def rescale(sums: Sequence[torch.Tensor], wanted: torch.Tensor, current: torch.Tensor) -> None:

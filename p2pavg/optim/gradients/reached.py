@@ -38,7 +38,7 @@ class Reached:
     @property
     def passes(self) -> int:
         """How many backward passes this microbatch had, as far as parameters tell."""
-        return 1 + max(self.repeated.values(), default=0)
+        return 1 + max(self.repeated.values()) if self.repeated else 1
 
     @property
     def alone(self) -> bool:

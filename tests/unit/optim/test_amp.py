@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from torch import nn
 
 from p2pavg.errors import ConfigurationError
-from p2pavg.optim.gradients.loss_scale import Flags, clear_if
+from p2pavg.optim.gradients.loss_scale import Clearing, Flags
 from tests.unit.optim.fake_swarm import FakeSwarm
 from tests.unit.optim.test_optimizer import MAKERS, loss_of, net, relative, swarm, train_alone, wrap
 
@@ -90,9 +89,10 @@ class Accelerator:
         self._untold: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.caught_up = False
 
-    def clear_if(self, sums: Sequence[torch.Tensor], flag: torch.Tensor, told: torch.Tensor) -> None:
-        clear_if(sums, flag, torch.empty(()))
-        self.tell(told, flag)
+    def clear(self, clearing: Clearing, flag: torch.Tensor, slot: int) -> None:
+        for buffer in clearing.sums:
+            buffer.masked_fill_(flag != 0, 0.0)
+        self.tell(clearing.flags.slots[slot], flag)
 
     def tell(self, told: torch.Tensor, flag: torch.Tensor) -> None:
         self._untold.append((told, flag.clone()))
@@ -110,7 +110,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Accelerator:
     """Scaler and sums are taken to be on an accelerator, whose flags come later."""
     found = Accelerator()
     monkeypatch.setattr("p2pavg.optim.gradients.loss_scale.accelerated", lambda live, sums: True)
-    monkeypatch.setattr("p2pavg.optim.gradients.loss_scale.clear_if", found.clear_if)
+    monkeypatch.setattr(Clearing, "clear", lambda *arguments: found.clear(*arguments))
     monkeypatch.setattr(torch.cuda, "synchronize", found.synchronize)
     return found
 
@@ -167,7 +167,7 @@ def test_no_inf_is_lost_when_the_device_is_far_behind(bad: int, accelerator: Acc
     """More microbatches are under way than there is room for flags: one with an inf is told all the same."""
     flags, told = Flags(torch.device("cpu")), []
     for number in range(Flags.SLOTS + 10):
-        accelerator.tell(flags.ask(counted=4 * (number + 1)), torch.tensor(float(number == bad)))
+        accelerator.tell(flags.slots[flags.ask(counted=4 * (number + 1))], torch.tensor(float(number == bad)))
         told.append(flags.take(wait=False))
     told.append(flags.take(wait=True))
     assert [found for found in told if found is not None] == [4 * (bad + 1)]
