@@ -13,10 +13,9 @@ from p2pavg.errors import ConfigurationError
 from p2pavg.forecast import trace
 from p2pavg.forecast.evidence import from_reports
 from p2pavg.forecast.inventory import EXAMPLE, load
-from p2pavg.forecast.judge import Goal, Judge, MachinePlan
 from p2pavg.forecast.laws import dollars_per_hour, epoch
 from p2pavg.forecast.output import emit, usage, write
-from p2pavg.forecast.search import front, next_best, search
+from p2pavg.forecast.search import Goal, Judge, MachinePlan, front, next_best, search
 from p2pavg.report.plot import from_zero, plot_path, save_plot
 from p2pavg.report.reading import load as load_reports
 

@@ -1,215 +1,230 @@
 """The choice of machines to rent: counts of each offer that give most for the money. Pure.
 
-With up to `EXHAUSTIVE` swarms, the best of all is found for certain (branch and bound). With more, a ladder
-of
-rising budgets is climbed: at each, peers are added, removed and exchanged, from several beginnings, until
-nothing is better.
+Swarms are chosen from a pool that follows from what is on offer alone: all, where they are few, else the best
+for every budget by the bounds, and what is around these. Of the pool the best is found for certain (branch
+and bound: to judge a swarm by the laws takes milliseconds, to bound it microseconds). So more money never
+gives less, and no order of the offers changes anything.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from p2pavg.forecast.bounds import Counts
-from p2pavg.forecast.judge import Candidates, Goal, Judge, MachinePlan, Rung, around
+from p2pavg.forecast.bounds import Bools, Bounds, Counts, Estimates
+from p2pavg.forecast.inventory import Inventory, MachineOffer
+from p2pavg.forecast.laws import Overheads, PeerProfile, Swarm, dollars_per_hour, epoch
 from p2pavg.plan import MOST_FLAT
 
-_STARTS, _BEGINNINGS = 3, 1  # that are judged, and of these that are climbed from
-_TRIES = 10  # swarms of those around another that are judged, the likeliest first
-_STEPS = 6  # swarms that are judged at most around a plan that replaces another
-_RUNG, _HALVINGS = 2.0, 7  # budgets of which each is so many times the one before, and what is between them
+EXHAUSTIVE = 20_000
+KEEP = 1.05  # the plan at hand is left for another that is better by more than this factor
+_TURNS, _LOOKED_AROUND = 6, 12  # how often a pool is made larger, around how many of its best swarms
+_JUDGED = 8  # of what may replace the plan at hand
 _FRONT = 0.9  # of a plan's dollars: what the next cheaper one of the front may cost
 
 
-def search(judge: Judge, goal: Goal, begin: Sequence[int] | None = None) -> MachinePlan | None:
-    """The best swarm found; None: none meets the goal.
+@dataclass(frozen=True, slots=True)
+class MachinePlan:
+    """So many of each offer, and what the laws make of them. Nobody at all has a speed of 0."""
 
-    begin: the plan at hand, kept unless another is better by `KEEP`.
+    counts: tuple[int, ...]
+    sps: float
+    dollars_hour: float
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Most samples/s, or the `cheapest`: at most so many dollars an hour, and at least so many samples/s."""
+
+    cheapest: bool = False
+    dollars_hour: float = math.inf
+    sps: float = 0.0
+
+    def met(self, plan: MachinePlan) -> bool:
+        return 0 < plan.sps >= self.sps and plan.dollars_hour <= self.dollars_hour
+
+    def value(self, plan: MachinePlan) -> float:
+        """The larger, the better."""
+        return -plan.dollars_hour if self.cheapest else plan.sps
+
+    def worth(self, now: MachinePlan, other: MachinePlan) -> bool:
+        """Whether to leave the plan at hand."""
+        if self.cheapest:
+            return KEEP * other.dollars_hour < now.dollars_hour
+        return other.sps > KEEP * now.sps
+
+    def open(self, pool: Estimates, known: MachinePlan | None) -> Bools:
+        """Which swarms may meet the goal, and be better than the known plan."""
+        if known is None:
+            return (pool.sps >= self.sps) & (pool.dollars(self.sps) <= self.dollars_hour)
+        if self.cheapest:
+            return (pool.sps >= self.sps) & (pool.dollars(self.sps) < known.dollars_hour)
+        return (pool.sps > known.sps) & (pool.dollars(known.sps) <= self.dollars_hour)
+
+
+class Judge:
+    """Judges swarms from one inventory. Of an offer that does not hold the model there is none."""
+
+    def __init__(self, inventory: Inventory, overheads: Overheads | None = None) -> None:
+        self.inventory = inventory
+        self.overheads = overheads or Overheads()
+        counts = [min(offer.count, MOST_FLAT) * offer.fits for offer in inventory.offers]
+        self.limits = np.array(counts, dtype=np.int64)
+        self.whole = float(np.prod(self.limits + 1.0)) <= EXHAUSTIVE
+        self.before: Estimates | None = None  # the pool of an offer that was larger
+        self._bounds = Bounds(inventory, self.overheads)
+        self._known: dict[tuple[int, ...], MachinePlan] = {}
+
+    def within(self, most: Sequence[int] | Counts) -> Judge:
+        """A judge of what is left with no more than so many of each offer, who knows what this one knows."""
+        there = copy(self)
+        there.before = self.pool
+        there.limits = np.minimum(most, self.limits)
+        there.__dict__.pop("pool", None)
+        return there
+
+    @cached_property
+    def pool(self) -> Estimates:
+        """The swarms that plans are chosen from."""
+        if self.whole and self.before is not None:
+            return self.before.only(np.all(self.before.swarms <= self.limits, axis=1))
+        if self.whole:
+            ways = itertools.product(*(range(limit + 1) for limit in self.limits))
+            return self.estimated(np.array(list(ways), dtype=np.int64))
+        found = self.estimated(beginnings(self.inventory.offers, self.limits)).front()
+        looked: set[bytes] = set()
+        for _ in range(_TURNS):
+            fresh = found.only(np.array([counts.tobytes() not in looked for counts in found.swarms], bool))
+            if not len(fresh.swarms):
+                break
+            scale = np.log(np.maximum(fresh.about, 1e-9))
+            evenly = [np.abs(scale - at).argmin() for at in np.linspace(scale[0], scale[-1], _LOOKED_AROUND)]
+            some = fresh.swarms[np.unique(evenly)]
+            looked |= {counts.tobytes() for counts in some}
+            near = np.concatenate([around(counts, self.limits) for counts in some])
+            cheaper = np.searchsorted(found.about, near @ self._bounds.rent, side="right")
+            fastest = np.maximum.accumulate(np.concatenate([[0.0], found.sps]))
+            near = near[near @ self._bounds.sps > fastest[cheaper]]  # others are slower or dearer for certain
+            found = found.beside(self.estimated(near)).front()
+        return found
+
+    def estimated(self, swarms: Counts) -> Estimates:
+        """Those of one peer up to as many as are tested, each once."""
+        swarms = swarms[(swarms.sum(1) > 0) & (swarms.sum(1) <= MOST_FLAT)]
+        return self._bounds.of(np.unique(swarms, axis=0))
+
+    def plan(self, counts: Sequence[int] | Counts) -> MachinePlan:
+        """One swarm, judged by the laws."""
+        key = tuple(int(count) for count in counts)
+        if key not in self._known:
+            self._known[key] = self._judged(key) if any(key) else MachinePlan(key, 0.0, 0.0)
+        return self._known[key]
+
+    def _judged(self, counts: tuple[int, ...]) -> MachinePlan:
+        swarm = self.swarm(counts)
+        found = epoch(self.inventory.job, swarm, self.overheads)
+        rent, traffic = dollars_per_hour(found, swarm.members, self.inventory.per_gb)
+        return MachinePlan(counts, found.samples_per_second, rent + traffic)
+
+    def swarm(self, counts: Sequence[int]) -> Swarm:
+        """Its peers and links, for `laws.epoch`."""
+        offers = self.inventory.offers
+        kinds = [offer for offer, count in zip(offers, counts, strict=True) for _ in range(count)]
+        members = [
+            PeerProfile(f"{one.name}#{n}", one.region, one.sps, one.up, one.down, one.dollars_hour)
+            for n, one in enumerate(kinds, 1)
+        ]
+        links = {
+            (a, b): self.inventory.links[members[a].region, members[b].region]
+            for a, b in itertools.permutations(range(len(members)), 2)
+        }
+        return Swarm(members, links)
+
+
+def search(judge: Judge, goal: Goal, begin: Sequence[int] | None = None) -> MachinePlan | None:
+    """The best swarm of the pool; None: none meets the goal.
+
+    begin: the plan at hand, kept unless another is better by `KEEP`: of what is left of an earlier pool, and
+    of what is around the plan. Where none of these meets the goal, of all.
     """
-    if begin is not None:
-        return _anew(judge, goal, begin)
-    if judge.whole:
-        return _best(judge, goal, judge.begun)
-    return _on_ladder(judge, goal)
+    if begin is None:
+        return _best(judge, goal, judge.pool)
+    now = judge.plan(np.minimum(begin, judge.limits))
+    pool = judge.pool if judge.whole else judge.estimated(_left(judge, now))
+    best = _best(judge, goal, pool, now if goal.met(now) else None, _JUDGED)
+    if best is None:
+        return None if judge.whole else search(judge, goal)
+    return now if goal.met(now) and not goal.worth(now, best) else best
 
 
 def next_best(judge: Judge, goal: Goal, plan: MachinePlan) -> MachinePlan | None:
-    """The best other swarm; where there are many, of those around the plan. None: none meets the goal."""
-    swarms = judge.begun.swarms if judge.whole else around(plan.counts, judge.limits)
-    return _best(judge, goal, judge.candidates(swarms[(swarms != plan.counts).any(1)]))
+    """The best other swarm of the pool. None: none meets the goal."""
+    return _best(judge, goal, judge.pool.only(np.any(judge.pool.swarms != plan.counts, axis=1)))
 
 
 def front(judge: Judge) -> list[MachinePlan]:
     """Plans of which none has both more samples/s and fewer dollars: the way from cheap to fast."""
-    if not judge.whole:
-        plans = sorted({rung.plan for rung in _rungs(judge)}, key=lambda plan: (plan.dollars_hour, -plan.sps))
-        most = itertools.accumulate((plan.sps for plan in plans), max, initial=0.0)
-        return [plan for plan, before in zip(plans, most, strict=False) if plan.sps > before]
     found: list[MachinePlan] = []
     plan = search(judge, Goal())
     while plan is not None and (not found or plan.dollars_hour < found[-1].dollars_hour):
-        found.append(_best(judge, Goal(cheapest=True, sps=plan.sps), judge.begun, plan) or plan)
+        found.append(_best(judge, Goal(cheapest=True, sps=plan.sps), judge.pool, plan) or plan)
         plan = search(judge, Goal(dollars_hour=_FRONT * found[-1].dollars_hour))
     return found[::-1]
 
 
 def _best(
-    judge: Judge, goal: Goal, candidates: Candidates, known: MachinePlan | None = None
+    judge: Judge, goal: Goal, pool: Estimates, known: MachinePlan | None = None, most: float = math.inf
 ) -> MachinePlan | None:
-    """The best of `known` and the candidates. The most promising are judged, until no other may be better."""
-    values = candidates.at_most(goal)
-    may = candidates.promising(goal, known)
-    for at in may[np.argsort(-values[may], kind="stable")]:
-        if known is not None and values[at] <= goal.value(known):
-            break
-        plan = judge.plan(candidates.swarms[at])
-        if goal.met(plan) and (known is None or goal.value(plan) > goal.value(known)):
-            known = plan
+    """The best of `known` and the pool. The likeliest are judged, until no other may be better, or something
+    is known and `most` were judged.
+    """
+    about = np.maximum(pool.about, 1e-9)
+    likely = -about if goal.cheapest else pool.sps * np.minimum(1.0, goal.dollars_hour / about) ** 2
+    may = goal.open(pool, known)
+    for at in np.argsort(-likely, kind="stable"):
+        if may[at]:
+            plan = judge.plan(pool.swarms[at])
+            if goal.met(plan) and (known is None or goal.value(plan) > goal.value(known)):
+                known, may = plan, goal.open(pool, plan)
+            most -= 1
+            if known is not None and most <= 0:
+                break
     return known
 
 
-def _rungs(judge: Judge) -> Iterator[Rung]:
-    """The fastest plans within rising budgets, each found from the one before and from the likeliest
-    beginnings. They depend on the inventory alone, and so do the plans between two of them.
+def _left(judge: Judge, now: MachinePlan) -> Counts:
+    """What is left of an earlier pool, and what is around the plan at hand."""
+    earlier = judge.pool if judge.before is None else judge.before
+    return np.concatenate([np.minimum(earlier.swarms, judge.limits), around(now.counts, judge.limits)])
+
+
+def around(counts: Sequence[int] | Counts, limits: Counts) -> Counts:
+    """Swarms that differ by one or all peers of an offer, or of one offer against another."""
+    eye = np.eye(len(limits), dtype=np.int64)
+    present = eye[np.array(counts) > 0]
+    more, less = (np.concatenate([0 * eye[:1], some, MOST_FLAT * some]) for some in (eye, present))
+    found: Counts = np.clip(np.array(counts) + (more[:, None] - less).reshape(-1, len(limits)), 0, limits)
+    return found
+
+
+def beginnings(offers: Sequence[MachineOffer], limits: Counts) -> Counts:
+    """Peers of each offer alone, one of each with some of another, and of all regions, of each one, two and
+    three: their offers, added one by one, the fastest or the cheapest speed first.
     """
-    rents = np.array([offer.dollars_hour for offer in judge.inventory.offers])[judge.limits > 0]
-    dearest = MOST_FLAT * float(rents.max(initial=0.0))
-    first = float(rents[rents > 0].min(initial=dearest)) or 1.0
-    steps = max(0, math.ceil(math.log(max(1.0, dearest / first), _RUNG)))
-    for at, budget in enumerate((0.0, *(first * _RUNG**step for step in range(steps + 1)), math.inf)):
-        if at == len(judge.rungs):
-            seen = [judge.rungs[-1].plan if at else judge.plan(0 * judge.limits)]
-            judge.rungs.append(Rung(budget, _within(judge, budget, seen), tuple(seen)))
-        yield judge.rungs[at]
-
-
-def _within(judge: Judge, budget: float, seen: list[MachinePlan], sps: float = math.inf) -> MachinePlan:
-    """The fastest plan within a budget, no faster than `sps`: of those seen, and of what climbs reach from
-    the best of these and from the likeliest beginnings. Adds what is judged to `seen`.
-    """
-    goal = Goal(dollars_hour=budget)
-    best = _fastest_of(seen, budget, sps)
-    starts = _starts(judge, goal, best)
-    seen += starts
-    starts = [plan for plan in starts if goal.met(plan) and plan.sps <= sps]
-    starts = sorted(starts, key=goal.value, reverse=True)[:_BEGINNINGS]
-    for start in (best, *starts):
-        _climb(judge, goal, start, seen, sps)
-    return _fastest_of(seen, budget, sps)
-
-
-def _starts(judge: Judge, goal: Goal, known: MachinePlan | None) -> list[MachinePlan]:
-    """The likeliest beginnings that may be better than a known plan."""
-    may = judge.begun.promising(goal, known)
-    order = may[np.argsort(-judge.begun.likely(goal)[may], kind="stable")]
-    return [judge.plan(counts) for counts in itertools.islice(_unlike(judge.begun.swarms[order]), _STARTS)]
-
-
-def _unlike(swarms: Counts) -> Iterator[Counts]:
-    """The first of those with peers of the same offers."""
-    met: set[bytes] = set()
-    for counts in swarms:
-        if (key := (counts > 0).tobytes()) not in met:
-            met.add(key)
-            yield counts
-
-
-def _fastest_of(plans: Sequence[MachinePlan], budget: float, sps: float = math.inf) -> MachinePlan:
-    """Of the plans within a budget that are no faster than `sps`."""
-    return max(
-        (plan for plan in plans if plan.dollars_hour <= budget and plan.sps <= sps), key=lambda plan: plan.sps
-    )
-
-
-def _on_ladder(judge: Judge, goal: Goal) -> MachinePlan | None:
-    """Climbs up to the two rungs around the goal, and halves what is between them, until they are near each
-    other. A plan there is never faster than that of the upper rung, and which swarms are judged follows from
-    the rungs alone: so more money never gives less, whatever climbs find.
-    """
-
-    def short(rung: Rung) -> bool:
-        return rung.plan.sps < goal.sps if goal.cheapest else rung.budget <= goal.dollars_hour
-
-    lower = upper = next(_rungs(judge))
-    for upper in _rungs(judge):
-        if not short(upper):
-            break
-        lower = upper
-    if goal.met(upper.plan) and not goal.cheapest:
-        return upper.plan
-    seen = [lower.plan, *upper.seen]
-    low, high = lower.budget, max(lower.budget, min(upper.budget, upper.plan.dollars_hour))
-    for _ in range(_HALVINGS):
-        middle = math.sqrt(low * high) if low else high / 2
-        rung = Rung(middle, _within(judge, middle, seen, upper.plan.sps))
-        if short(rung):
-            low, lower = middle, rung
-        else:
-            high, upper = middle, rung
-    if goal.cheapest:
-        found = [plan for plan in seen if plan.sps >= goal.sps]
-        best = _climb(judge, goal, max(found, key=goal.value), []) if found else lower.plan
-    else:
-        best = _fastest_of([lower.plan, *seen], goal.dollars_hour, upper.plan.sps)
-    return best if goal.met(best) else None
-
-
-def _climb(
-    judge: Judge, goal: Goal, plan: MachinePlan, seen: list[MachinePlan], sps: float = math.inf, most: int = 0
-) -> MachinePlan:
-    """From a plan to better ones around it, no faster than `sps`, until none of the likeliest is better, or
-    `most` were judged, if that is not 0. Adds those that were judged to `seen`.
-    """
-    better: MachinePlan | None = plan
-    while better is not None and not 0 < most <= len(seen):
-        plan = better
-        near = judge.candidates(around(plan.counts, judge.limits), goal, plan)
-        may = near.promising(goal, plan)
-        better = None
-        for at in may[np.argsort(-near.likely(goal)[may], kind="stable")][:_TRIES]:
-            other = judge.plan(near.swarms[at])
-            seen.append(other)
-            if goal.met(other) and other.sps <= sps and goal.value(other) > goal.value(plan):
-                better = other
-                break
-    return plan
-
-
-def _anew(judge: Judge, goal: Goal, begin: Sequence[int]) -> MachinePlan | None:
-    """The plan at hand, or one that is better by `KEEP`: of what was judged before, of the likeliest
-    beginnings, and of what a few steps around the best of these reach. Where none of these meets the goal, of
-    what peers added to the plan at hand reach.
-    """
-    now = judge.plan(np.minimum(begin, judge.limits))
-    if judge.whole:
-        best = _best(judge, goal, judge.begun, now if goal.met(now) else None)
-    else:
-        plans = [now, *judge.judged(), *_starts(judge, goal, now if goal.met(now) else None)]
-        known = [*filter(goal.met, plans)] or [*filter(goal.met, _more(judge, goal, now))]
-        if not known:
-            return search(judge, goal)
-        best = _climb(judge, goal, max(known, key=goal.value), [], most=_STEPS)
-    return now if goal.met(now) and best and not goal.worth(now, best) else best
-
-
-def _more(judge: Judge, goal: Goal, plan: MachinePlan) -> Iterator[MachinePlan]:
-    """Plans with more and more peers, those that bring most for their dollars first, until the goal is met or
-    the budget is spent.
-    """
-    eye = np.eye(len(judge.limits), dtype=np.int64)
-    while not goal.met(plan) and plan.dollars_hour <= goal.dollars_hour:
-        counts = np.array(plan.counts)
-        more = [np.minimum(counts + times * eye, judge.limits) for times in (1, 3, MOST_FLAT)]
-        near = judge.candidates(np.unique(np.concatenate(more), axis=0), goal=Goal(), known=plan)
-        gain, cost = near.sps - plan.sps, near.about - plan.dollars_hour
-        enough = near.sps >= goal.sps
-        order = np.lexsort((np.where(enough, near.about, -gain / np.maximum(cost, 1e-9)), ~enough))
-        better = next((p for at in order[:3] if (p := judge.plan(near.swarms[at])).sps > plan.sps), None)
-        if better is None:
-            return
-        plan = better
-        yield plan
+    eye = np.eye(len(limits), dtype=np.int64)
+    speed = np.array([offer.sps for offer in offers])
+    value = speed / np.array([max(offer.dollars_hour, 1e-9) for offer in offers])
+    regions = sorted({offer.region for offer in offers})
+    ways = [np.array([at]) for at in range(len(offers))]
+    for size in sorted({1, 2, 3, len(regions)}):
+        for chosen in itertools.combinations(regions, size):
+            inside = np.flatnonzero([offer.region in chosen for offer in offers])
+            ways += [inside[np.argsort(-worth[inside], kind="stable")] for worth in (speed, value)]
+    found = [np.cumsum(eye[np.repeat(way, limits[way])[:MOST_FLAT]], axis=0) for way in ways]
+    return np.concatenate(found + [np.minimum(eye + n * other, limits) for n in (1, 3, 9) for other in eye])

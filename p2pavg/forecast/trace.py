@@ -10,9 +10,8 @@ from typing import Any
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.inventory import Inventory
-from p2pavg.forecast.judge import Goal, Judge, MachinePlan
 from p2pavg.forecast.laws import HOUR
-from p2pavg.forecast.search import search
+from p2pavg.forecast.search import Goal, Judge, MachinePlan, search
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ import pytest
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast import trace
 from p2pavg.forecast.inventory import load, parse
-from p2pavg.forecast.judge import Goal, Judge
 from p2pavg.forecast.laws import epoch
-from p2pavg.forecast.search import front, next_best, search
+from p2pavg.forecast.search import Goal, Judge, front, next_best, search
 from tests.forecast.swarms import inventory
 
 SEEDS = range(12)
@@ -34,11 +33,11 @@ def goals(seed: int, judge: Judge) -> list[Goal]:
 def test_no_swarm_is_better_than_its_bounds(seed: int) -> None:
     """What the laws say of a swarm, by the plan that a leader would choose, is within what bounds promise."""
     judge = Judge(inventory(seed))
-    given = judge.begun
+    given = judge.pool
     for at in np.random.default_rng(seed).choice(len(given.swarms), min(8, len(given.swarms)), replace=False):
         plan = judge.plan(given.swarms[at])
         assert plan.sps <= given.sps[at] * (1 + 1e-9)
-        assert plan.dollars_hour >= given.least[at] * (1 - 1e-9)
+        assert plan.dollars_hour >= given.dollars(plan.sps)[at] * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("here", [("eu", "us"), ("europe-west4-a", "europe-west4-b", "us-east1-b")])
@@ -59,10 +58,11 @@ def test_bounds_know_two_levels(here: tuple[str, ...]) -> None:
     judge = Judge(parse({"job": {"target_batch_size": 900, "values": 1e8}, "offer": rows, "link": links}))
     swarm = judge.swarm((4,) * len(here))
     assert epoch(judge.inventory.job, swarm, judge.overheads).transfer.plan == "two-level"
-    for counts, sps, least in zip(judge.begun.swarms, judge.begun.sps, judge.begun.least, strict=True):
+    pool = judge.pool
+    for at, counts in enumerate(pool.swarms):
         plan = judge.plan(counts)
-        assert plan.sps <= sps * (1 + 1e-9)
-        assert plan.dollars_hour >= least * (1 - 1e-9)
+        assert plan.sps <= pool.sps[at] * (1 + 1e-9)
+        assert plan.dollars_hour >= pool.dollars(plan.sps)[at] * (1 - 1e-9)
 
 
 def test_a_search_finds_what_brute_force_finds() -> None:
@@ -70,9 +70,9 @@ def test_a_search_finds_what_brute_force_finds() -> None:
     judged = space = 0
     for seed in range(30):
         everything = Judge(inventory(seed))
-        if len(everything.begun.swarms) > 150:
+        if len(everything.pool.swarms) > 150:
             continue
-        plans = [everything.plan(counts) for counts in everything.begun.swarms]
+        plans = [everything.plan(counts) for counts in everything.pool.swarms]
         for goal in goals(seed, everything):
             judge = Judge(inventory(seed))
             best = max(filter(goal.met, plans), key=goal.value, default=None)
@@ -84,19 +84,21 @@ def test_a_search_finds_what_brute_force_finds() -> None:
     assert judged < space / 10
 
 
-def test_climbing_finds_what_looking_everywhere_finds() -> None:
-    """Of small instances, both goals, 99 of 100 are equal to the best of all swarms, and none is 1% off."""
+def test_a_pool_of_few_holds_what_all_hold() -> None:
+    """Of inventories where all swarms can be looked at, both goals: a pool as large ones have holds a plan
+    that is as good as the best of all in 9 of 10, and one that is 2% worse on average.
+    """
     off = []
-    for seed in SEEDS:
-        whole, climbing = Judge(inventory(seed)), Judge(inventory(seed))
-        climbing.whole = False
+    for seed in range(20, 40):
+        whole, pooled = Judge(inventory(seed)), Judge(inventory(seed))
+        pooled.whole = False
         for goal in goals(seed, whole):
-            best, climbed = search(whole, goal), search(climbing, goal)
-            assert (best is None) == (climbed is None)
-            if best is not None and climbed is not None:
-                off.append(1 - goal.value(climbed) / goal.value(best))
-    assert np.mean(np.abs(off) > 1e-9) <= 0.01
-    assert np.abs(off).max() <= 0.01
+            best, found = search(whole, goal), search(pooled, goal)
+            assert (best is None) == (found is None)
+            if best is not None and found is not None:
+                off.append(abs(1 - goal.value(found) / goal.value(best)))
+    assert np.mean(np.array(off) > 1e-9) <= 0.1
+    assert np.mean(off) <= 0.02
 
 
 def test_the_next_best_is_the_best_without_the_best() -> None:
@@ -106,7 +108,7 @@ def test_the_next_best_is_the_best_without_the_best() -> None:
     first = search(judge, goal)
     assert first is not None
     second = next_best(judge, goal, first)
-    others = [judge.plan(counts) for counts in judge.begun.swarms if tuple(counts) != first.counts]
+    others = [judge.plan(counts) for counts in judge.pool.swarms if tuple(counts) != first.counts]
     assert second == max(filter(goal.met, others), key=goal.value)
 
 
