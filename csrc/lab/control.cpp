@@ -17,6 +17,7 @@ namespace {
 constexpr size_t kLongestLine = 65536;
 constexpr size_t kMostClients = 64;
 constexpr size_t kMostGateways = 64;
+constexpr int kAnswerBytes = 16 << 20;  // gateways may hold 65,000 mappings each, of 100 bytes in an answer
 
 using Setters = std::map<std::string, std::function<void(double)>>;
 
@@ -165,6 +166,8 @@ int ControlServer::accept(int listener) {
         close(fd);
         return -1;
     }
+    if (setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &kAnswerBytes, sizeof kAnswerBytes) < 0)
+        setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kAnswerBytes, sizeof kAnswerBytes);
     clients_[fd];
     return fd;
 }
@@ -240,6 +243,7 @@ std::string ControlServer::statistics() const {
         text += buffer;
         bool first = true;
         for (const auto& [where, mapping] : gateway.mappings()) {
+            if (gateway.expired(mapping, monotonic())) continue;
             std::snprintf(buffer, sizeof buffer,
                           "%s{\"protocol\":%u,\"outside_port\":%u,\"inside\":\"%s:%u\",\"leased\":%s,\"lease_s\":%.3f}",
                           first ? "" : ",", unsigned{where.first}, unsigned{where.second},

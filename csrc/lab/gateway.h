@@ -58,6 +58,7 @@ public:
     void release_all(uint8_t protocol, uint32_t address);
 
     const std::map<std::pair<uint8_t, uint16_t>, Mapping>& mappings() const { return by_outside_; }
+    bool expired(const Mapping& mapping, Nanoseconds now) const;
     void clear();  // drops all mappings, as a restart or a new outside address does
     Nanoseconds started = 0;
 
@@ -65,7 +66,6 @@ private:
     using InsideKey = std::tuple<uint8_t, uint64_t, uint64_t>;  // protocol, inside, part of remote
 
     InsideKey key(uint8_t protocol, Endpoint4 source, Endpoint4 destination) const;
-    bool expired(const Mapping& mapping, Nanoseconds now) const;
     Mapping* known(uint8_t protocol, uint16_t outside_port, Nanoseconds now);
     uint16_t free_port(uint8_t protocol, uint16_t wanted, Nanoseconds now);
     void erase(uint8_t protocol, uint16_t outside_port);

@@ -257,6 +257,17 @@ def test_a_gateway_gives_ports_by_nat_pmp(lab: Lab) -> None:
     assert request(lab, "desk", gateway, b"\x05\0")[:4] in (b"\2\x80\0\1", b"\0\x80\0\1")
 
 
+def test_thousands_of_mappings_fit_into_an_answer(lab: Lab) -> None:
+    """A gateway that has seen many flows tells all of them: an answer longer than a socket's usual buffer."""
+    script = """import socket, sys
+for _ in range(4000):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.sendto(b"x", (sys.argv[1], 9))
+"""
+    lab.run("desk", [sys.executable, "-c", script, lab.address("a")])
+    assert len(lab.mappings("home")) > 3000
+
+
 def test_a_gateway_gives_ports_by_pcp(lab: Lab) -> None:
     """A mapping belongs to the nonce that asked for it, and to the address that asks."""
     own = lab.address("laptop")
