@@ -130,7 +130,7 @@ void apply(Network& network, const std::string& line) {
         Setters setters;
         const std::pair<const char*, double Path::*> fields[] = {
             {"delay_ns", &Path::delay_ns}, {"jitter_ns", &Path::jitter_ns},     {"loss", &Path::loss},
-            {"corrupt", &Path::corrupt},
+            {"corrupt", &Path::corrupt},   {"shared", &Path::shared},
             {"rate_bps", &Path::rate_bps}, {"flow_bps", &Path::flow_bps}, {"queue_bytes", &Path::queue_bytes}};
         for (const auto& [name, field] : fields)
             setters[name] = [&changes, field = field](double v) { changes.emplace_back(field, v); };

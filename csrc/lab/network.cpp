@@ -73,6 +73,8 @@ void Network::configured() {
             longest = std::max(longest, rtt);
             path.shaper.ns_per_byte = ns_per_byte(path.rate_bps);
             path.shaper.limit = limit_of(path.queue_bytes, path.rate_bps, rtt);
+            rate_of(path).ns_per_byte = path.shaper.ns_per_byte;
+            rate_of(path).limit = path.shaper.limit;
             path.flow_limit = limit_of(path.queue_bytes, path.flow_bps, rtt);
             if (path.loss <= 0) path.to_next_loss = -1;
         }
@@ -217,9 +219,10 @@ void Network::enter_path(PacketPool& pool, Packet* piece, Path& path, double now
     piece = keep(pool, piece, path, sender.egress.fit(now, piece->segments, segment_bytes(piece)));
     if (piece == nullptr) return;
     double t = sender.egress.pass(now, piece->wire);
-    piece = keep(pool, piece, path, path.shaper.fit(t, piece->segments, segment_bytes(piece)));
+    Shaper& rate = rate_of(path);
+    piece = keep(pool, piece, path, rate.fit(t, piece->segments, segment_bytes(piece)));
     if (piece == nullptr) return;
-    t = path.shaper.pass(t, piece->wire);
+    t = rate.pass(t, piece->wire);
 
     double delay = path.delay_ns;
     if (path.jitter_ns > 0) delay = std::max(0.0, delay + (2 * draw() - 1) * path.jitter_ns);

@@ -44,6 +44,7 @@ struct Counters {
 struct Path {  // one ordered pair of hosts
     double delay_ns = 0, jitter_ns = 0, loss = 0, corrupt = 0, rate_bps = 0, flow_bps = 0;
     double queue_bytes = 0;  // 0: one bandwidth-delay product
+    double shared = 0;       // the number of the queue that all paths with this number share; 0: the path has its own
     bool down = false;
     bool from_nat = false, to_nat = false;  // derived: whether the sender, or the receiver, is behind a NAT
     double flow_limit = 0;
@@ -132,10 +133,12 @@ private:
     double draw();
     void corrupt(Packet* packet, Path& path);
     double draw_loss_gap(double loss);
+    Shaper& rate_of(Path& path) { return path.shared > 0 ? shared_[static_cast<uint32_t>(path.shared)] : path.shaper; }
 
     std::vector<Host> hosts_;
     std::vector<Gateway> gateways_;
     std::vector<Path> paths_;
+    std::unordered_map<uint32_t, Shaper> shared_;  // by number: rates that several paths share
     std::vector<FlowRule> cut_;
     std::unordered_map<FlowKey, Flow, FlowKeyHash> flows_;
     std::priority_queue<Event, std::vector<Event>, std::greater<Event>> heap_;

@@ -29,6 +29,7 @@ PATH_SETTINGS: Mapping[str, tuple[str, float]] = {
     "loss": ("loss", 1),
     "corrupt": ("corrupt", 1),
     "queue_kb": ("queue_bytes", 1e3),
+    "shared": ("shared", 1),
     "down": ("down", 1),
 }
 NODE_SETTINGS: Mapping[str, tuple[str, float]] = {
@@ -47,7 +48,8 @@ class PathSettings:
 
     delay_ms is one way. jitter_ms: uniform, plus or minus, never reordering a flow. loss: a share of packets.
     corrupt: a share in which one bit of the payload is flipped, unseen by the checksum. queue_kb: the bytes
-    that may wait at a full rate before packets are dropped; 0 is one bandwidth-delay product.
+    that may wait at a full rate before packets are dropped; 0 is one bandwidth-delay product. shared: paths
+    with one number have rate_mbps together, as those out of a site with one uplink; 0: a path has its own.
     """
 
     delay_ms: float = 0.0
@@ -57,6 +59,7 @@ class PathSettings:
     loss: float = 0.0
     corrupt: float = 0.0
     queue_kb: float = 0.0
+    shared: int = 0
 
 
 @dataclass(frozen=True)
@@ -253,10 +256,14 @@ def _build(document: dict[str, Any], name: str) -> Topology:
             )
 
     paths = {pair: PathSettings() for pair in itertools.permutations(hosts, 2)}
-    for table in document.get("paths", []):
+    for number, table in enumerate(document.get("paths", []), 1):
         pairs = _pairs(table, hosts, groups)
         if "rtt_ms" in table:
             table["delay_ms"] = table.pop("rtt_ms") / 2
+        if not isinstance(table.get("shared", False), bool):
+            raise ConfigurationError(f"shared is true or false, not {table['shared']!r}.")
+        if "shared" in table:
+            table["shared"] *= number
         settings_text(table, {key: value for key, value in PATH_SETTINGS.items() if key != "down"})
         for pair in pairs:
             paths[pair] = replace(paths[pair], **table)

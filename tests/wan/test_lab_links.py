@@ -59,6 +59,20 @@ def test_ten_tcp_streams_get_the_rate_of_the_path(mbps: float, rtt_ms: float, tr
         assert got / TCP_SHARE == pytest.approx(mbps, rel=0.03)
 
 
+def test_hosts_behind_one_uplink_share_its_rate(traffic: Wire) -> None:
+    """Ten streams from each of two hosts get together what the table of both allows, within 3 %."""
+    shape = parse(
+        'hosts = ["a", "b", "c"]\n[[paths]]\nrtt_ms = 20\n[[paths]]\nfrom = ["a", "b"]\nto = "c"\n'
+        "rate_mbps = 100\nshared = true",
+        "site",
+    )
+    with Lab(shape) as lab:
+        wire = traffic(lab)
+        pairs = [("a", "c"), ("b", "c")]
+        got = wire.on_time(lambda: wire.tcp_mbps(pairs, 10, skip_s=4, seconds=6))
+        assert sum(each["mbps"] for each in got) / TCP_SHARE == pytest.approx(100, rel=0.03)
+
+
 @pytest.mark.parametrize("streams", [1, 4])
 def test_each_stream_gets_the_rate_of_a_flow(streams: int, traffic: Wire) -> None:
     """With a cap per flow, k streams get k times the cap within 5 %, and none more than it."""

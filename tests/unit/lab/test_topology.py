@@ -36,6 +36,21 @@ def test_groups_stand_for_their_hosts() -> None:
     }
 
 
+def test_a_rate_is_shared_by_the_pairs_of_one_table() -> None:
+    """`shared` gives all pairs of its table one number, those of another table another, and others none."""
+    shape = parse(
+        'hosts = ["a", "b", "c"]\n[[paths]]\nrate_mbps = 5\n[[paths]]\nfrom = "a"\nshared = true\n'
+        '[[paths]]\nfrom = "b"\nshared = true\n[[paths]]\nfrom = "a"\nto = "c"\nloss = 0.1\n',
+        "t",
+    )
+    shared = {pair: path.shared for pair, path in shape.paths.items()}
+    assert shared["a", "b"] == shared["a", "c"] != shared["b", "a"] == shared["b", "c"]
+    assert 0 not in (shared["a", "b"], shared["b", "a"])
+    assert shared["c", "a"] == shared["c", "b"] == 0
+    with pytest.raises(ConfigurationError, match="shared is true or false"):
+        parse('hosts = ["a", "b"]\n[[paths]]\nshared = 1\n', "t")
+
+
 def test_rate_is_that_of_the_narrowest_part() -> None:
     """The rate of a pair is the least of path, sender's egress, receiver's ingress and the streams' caps."""
     shape = parse(
@@ -56,7 +71,8 @@ def test_the_routers_configuration_is_in_base_units() -> None:
     )
     lines = shape.configuration().splitlines()
     assert "host b 10.77.0.2 -" in lines
-    path = "delay_ns=1500000 jitter_ns=0 rate_bps=1500000 flow_bps=0 loss=0.25 corrupt=0 queue_bytes=2000"
+    path = "delay_ns=1500000 jitter_ns=0 rate_bps=1500000 flow_bps=0 loss=0.25 corrupt=0"
+    path += " queue_bytes=2000 shared=0"
     assert f"path 0 1 {path}" in lines
 
 
