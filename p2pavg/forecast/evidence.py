@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median, pstdev
+from statistics import mean, median, pstdev
+from typing import TypeVar
 
 from p2pavg import codecs
 from p2pavg.allreduce.partition import chunk_elements
@@ -27,6 +28,8 @@ from p2pavg.forecast.laws import (
 from p2pavg.identity import SHORT_ID_DIGITS
 from p2pavg.report import MemoryReport, RoundReport
 
+K = TypeVar("K", int, str, tuple[int, int])
+V = TypeVar("V")
 FEW = 5  # epochs below which an interval is doubled
 Z80 = 1.2816  # of a normal distribution: 80% lie within
 _WIDEST = 0.35
@@ -107,7 +110,7 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
         steps=float(_steps(rounds)),
     )
     swarm = _achieved(job, Swarm(members, _links(rounds, order)), rounds)
-    seconds = _by_epoch(rounds, lambda report: report.seconds_total)
+    seconds = tuple(map(median, _grouped((report.epoch, report.seconds_total) for report in rounds).values()))
     outer = any("theta_sha256_low" in report.extra for report in rounds)
     return Evidence(job, swarm, _overheads(job, swarm, rounds), seconds, outer)
 
@@ -127,12 +130,12 @@ def _least(sizes: Iterable[int]) -> int:
     return min((size for size in sizes if size > 0), default=0)
 
 
-def _by_epoch(rounds: Sequence[RoundReport], what: Callable[[RoundReport], float]) -> tuple[float, ...]:
-    """The median of each epoch's reports."""
-    found: dict[int, list[float]] = {}
-    for report in rounds:
-        found.setdefault(report.epoch, []).append(what(report))
-    return tuple(median(found[number]) for number in sorted(found))
+def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """The values of each key, in the order of the keys."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return dict(sorted(found.items()))
 
 
 def _words(text: str) -> set[str]:
@@ -150,16 +153,11 @@ def _steps(rounds: Sequence[RoundReport]) -> int:
 
 def _members(rounds: Sequence[RoundReport]) -> tuple[tuple[PeerProfile, ...], dict[str, int]]:
     """Peers that reported, in the order of their ids; those only named are as fast as the others."""
-    speeds: dict[str, list[float]] = {}
-    regions: dict[str, str] = {}
-    devices: dict[str, str] = {}
-    memory: dict[str, list[MemoryReport]] = {}
-    for report in rounds:
-        if report.local_samples and report.seconds_calculation > 0:
-            speeds.setdefault(report.peer, []).append(report.local_samples_per_second)
-            devices[report.peer] = report.device
-        memory.setdefault(report.peer, []).append(report.memory)
-        regions[report.peer] = report.region
+    counted = [report for report in rounds if report.local_samples and report.seconds_calculation > 0]
+    speeds = _grouped((report.peer, report.local_samples_per_second) for report in counted)
+    devices = {report.peer: report.device for report in counted}
+    regions = {report.peer: report.region for report in rounds}
+    memory = _grouped((report.peer, report.memory) for report in rounds)
     latest = rounds[-1].members
     names = sorted({member.peer for member in latest if member.voter} | speeds.keys())
     if not speeds:
@@ -184,23 +182,20 @@ def _links(rounds: Sequence[RoundReport], order: Mapping[str, int]) -> dict[tupl
     """Rates of links are what the sender measured, or the receiver where that one does not report. Round
     trips are the shortest of the run: others have the queues of a transfer in them.
     """
-    rates: dict[tuple[int, int], list[float]] = {}
-    trips: dict[tuple[int, int], list[float]] = {}
-    streams: dict[tuple[int, int], list[int]] = {}
-    for report in rounds:
-        for link in report.links:
-            if report.peer not in order or link.peer not in order:
-                continue
-            pair = (order[report.peer], order[link.peer])
-            for way in (pair, pair[::-1]):
-                if link.rate_bps > 0:
-                    rates.setdefault(way, []).append(link.rate_bps / 8)
-                    streams.setdefault(way, []).append(max(1, link.streams))
-                if link.rtt_s > 0:
-                    trips.setdefault(way, []).append(link.rtt_s)
+    ways = [
+        (way, link)
+        for report in rounds
+        for link in report.links
+        if report.peer in order and link.peer in order
+        for here, there in [(order[report.peer], order[link.peer])]
+        for way in ((here, there), (there, here))
+    ]
+    trips = _grouped((way, link.rtt_s) for way, link in ways if link.rtt_s > 0)
+    streams = _grouped((way, max(1, link.streams)) for way, link in ways if link.rate_bps > 0)
+    rates = _grouped((way, link.rate_bps / 8) for way, link in ways if link.rate_bps > 0)
     return {
-        pair: LinkProfile(min(trips.get(pair, [0.0])), median(found), round(median(streams[pair])))
-        for pair, found in rates.items()
+        way: LinkProfile(min(trips.get(way, [0.0])), median(found), round(median(streams[way])))
+        for way, found in rates.items()
     }
 
 
@@ -226,10 +221,7 @@ def _values(rounds: Sequence[RoundReport], codec: str, result: str, members: int
     """Values of the vector, from the bytes that a flat butterfly of so many members sends in all."""
     if members < 2:
         return 0.0
-    sent = [
-        sum(r.bytes_sent for r in rounds if r.epoch == e) / max(1, sum(r.epoch == e for r in rounds))
-        for e in {r.epoch for r in rounds}
-    ]
+    sent = [mean(found) for found in _grouped((r.epoch, r.bytes_sent) for r in rounds).values()]
     chunk = CHUNK
     for _ in range(2):  # how long chunks are follows from the values
         each = (value_bytes(codec, chunk) + value_bytes(result, chunk)) * (members - 1) / members

@@ -117,7 +117,9 @@ def run_predict(args: argparse.Namespace) -> int:
 def _job(job: Workload, args: argparse.Namespace) -> Workload:
     if args.target_batch_size is not None:
         if not 0 < args.target_batch_size < 1e15:
-            raise ConfigurationError(f"--target-batch-size must be above 0, not {args.target_batch_size:g}")
+            raise ConfigurationError(
+                f"--target-batch-size must be above 0 and below 1e15, not {args.target_batch_size:g}"
+            )
         job = replace(job, target=args.target_batch_size)
     if args.outer:
         steps, colon, codec = args.outer.partition(":")
@@ -177,8 +179,8 @@ def _added(text: str, inventory: Inventory | None, evidence: Evidence) -> list[P
         speed = math.nan
     if not 0 < speed < 1e15:
         raise ConfigurationError(
-            f"--add {text}: {kind!r} was never measured: no report is of it; name its samples/s, or an "
-            "--inventory with it"
+            f"--add {text}: {kind!r} was never measured: no report is of it; name its samples/s, above 0 and "
+            "below 1e15, or an --inventory with it"
         )
     rent = here.dollars_hour if here else 0.0
     up, down = (here.up, here.down) if here else (None, None)

@@ -70,7 +70,7 @@ def load(path: str, inventory: Inventory) -> list[Change]:
         if name not in names:
             raise ConfigurationError(f"{where}: the inventory does not offer {name!r}")
         if not 0 <= seconds < 1e12 or count < 0:
-            raise ConfigurationError(f"{where}: times and counts are at least 0")
+            raise ConfigurationError(f"{where}: times and counts are at least 0, and times below 1e12")
         most = inventory.offers[names.index(name)].count
         if count > most:
             raise ConfigurationError(f"{where}: the inventory offers {name} {most} times, not {count}")
