@@ -29,6 +29,7 @@ from p2pavg.rounds.machine.rules.plausible import MOST_WEIGHT
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.state.telling import Joined
 from p2pavg.rounds.training import TrainingSpec
+from p2pavg.rounds.turns import short_turns
 
 logger = logging.getLogger("p2pavg.peer.peer")
 CLOSE_NOTICE_S = 5.0
@@ -294,7 +295,8 @@ class Peer:
             raise ConfigurationError(f"group_size must be an int of at least 1, not {group_size!r}")
         if self._averager is None:
             self._averager = Averager(self.compression)
-        return await asyncio.to_thread(self._averager.average, self, tensors, weight, group_size, timeout)
+        with short_turns():
+            return await asyncio.to_thread(self._averager.average, self, tensors, weight, group_size, timeout)
 
     def set_target(self, samples: int | None) -> None:
         """Set how many samples make an epoch from now on.

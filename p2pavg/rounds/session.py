@@ -20,6 +20,7 @@ from p2pavg.rounds.measure.logged import Logged
 from p2pavg.rounds.protocol.causes import Loss
 from p2pavg.rounds.protocol.roles import Generation
 from p2pavg.rounds.training import Average, Contribution, Heal, Inheritance, KeepGoing, Outcome
+from p2pavg.rounds.turns import short_turns
 
 REPORT_INTERVAL_S = 0.02  # how often count() may wake the loop thread, and only when the target is near
 NEAR_S = 0.5  # the target is near when it is reached this soon; before, the loop's own beat reads the count
@@ -155,8 +156,10 @@ class Session:
         self._open = contribution, answer
         self.at_boundary = True
         try:
-            self._post(self._connected.arrived, contribution, answer)
-            return self._given(contribution, self._outcome(answer, timeout))
+            with short_turns():
+                self._post(self._connected.arrived, contribution, answer)
+                outcome = self._outcome(answer, timeout)
+            return self._given(contribution, outcome)
         finally:
             self.at_boundary = False
             self._step_began = time.monotonic()
