@@ -184,6 +184,10 @@ class Picture:
             blocks_consumed=max((status.blocks_consumed for status in told), default=0),
             memory_bytes=sum(status.memory for status in told),
             device_memory_bytes=sum(status.device_memory for status in told),
+            plan=next((status.plan for status in told if status.plan), ""),
+            bytes_by_stage=_by_stage(told),
+            egress_dollars=max((status.egress_dollars for status in told), default=0.0),
+            egress_dollars_flat=max((status.egress_dollars_flat for status in told), default=0.0),
             epochs_ended=self.epochs.ended,
             samples_counted=self.epochs.samples,
             samples_discarded=self.epochs.discarded,
@@ -336,6 +340,15 @@ class Picture:
             spent = sum(self._prices.dollars(region, r.seconds_total, r.sent) for r in seen.reports)
             total += per_hour(spent, seen.seconds)
         return total
+
+
+def _by_stage(told: Sequence[Status]) -> dict[str, int]:
+    """Bytes that all peers sent in their last rounds, by stage of the plan."""
+    total: dict[str, int] = {}
+    for status in told:
+        for stage, sent in status.bytes_by_stage:
+            total[stage] = total.get(stage, 0) + sent
+    return total
 
 
 def _mean_loss(told: Sequence[Status]) -> float | None:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from p2pavg.monitor import phases
 from p2pavg.monitor.health import duration
-from p2pavg.monitor.shown import LinkShown, PeerShown, Shown, figures_line, rate, run_line
+from p2pavg.monitor.shown import LinkShown, PeerShown, Shown, figures_line, gradients_line, rate, run_line
 from p2pavg.printable import figure, size
 
 WIDE = 100  # columns from which on all columns of the table fit
@@ -39,6 +39,8 @@ def screen(shown: Shown, width: int, height: int | None = None) -> RenderableTyp
         return space.made()
     space.add(Text(run_line(shown), style="bold"))
     space.add(Text(figures_line(shown)))
+    if gradients := gradients_line(shown):
+        space.add(Text(gradients))
     ends = [peer for peer in shown.peers if peer.state != "gone"]
     below = len(phases.lines(shown, width)) + LEAST_EVENTS + 2  # what the table of peers leaves room for
     rows = space.fitting(len(shown.peers), below)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -88,6 +89,11 @@ class Shown:
     blocks_consumed: int
     memory_bytes: int
     device_memory_bytes: int
+    # of the last round
+    plan: str
+    bytes_by_stage: Mapping[str, int]  # that all peers sent
+    egress_dollars: float
+    egress_dollars_flat: float
     # since the watch began
     epochs_ended: int
     samples_counted: int
@@ -148,6 +154,19 @@ def figures_line(shown: Shown) -> str:
     if shown.attempts_failed:
         parts.append(counted(shown.attempts_failed, "failed attempt"))
     return "  ".join(parts)
+
+
+def gradients_line(shown: Shown) -> str:
+    """What the gradients of the last round were sent as, and what their plan spared; empty: nothing is
+    known.
+    """
+    if not shown.bytes_by_stage:
+        return ""
+    stages = ", ".join(f"{size(sent)} {stage}" for stage, sent in shown.bytes_by_stage.items())
+    if shown.egress_dollars_flat <= 0:
+        return f"{shown.plan}: {stages}"
+    spared = shown.egress_dollars_flat - shown.egress_dollars
+    return f"{shown.plan}: {stages}; $ {figure(shown.egress_dollars)}, {figure(spared)} less than flat"
 
 
 def rate(bps: float) -> str:

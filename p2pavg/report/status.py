@@ -90,10 +90,15 @@ class Status:
     loss: float | None  # as logged in its last epoch: any float, also no number; None: none was logged
     passes: float  # over the data, with a sampler
     blocks_consumed: int  # of the data
+    plan: str  # of its last round; empty: it had none
+    bytes_by_stage: tuple[tuple[str, int], ...]  # that it sent in its last round, as contributions and so on
+    egress_dollars: float  # that the gradients of all peers cost in the last round, by the leader with prices
+    egress_dollars_flat: float  # and would have cost with a flat plan
 
     def to_message(self) -> dict[str, Any]:
         """What msgpack carries, under "t": "status"."""
         data = {field.name: getattr(self, field.name) for field in fields(self)}
+        data["bytes_by_stage"] = [list(row) for row in self.bytes_by_stage]
         data["peers"] = [list(astuple(row)) for row in self.peers]
         data["links"] = [
             [_DISTANCES.index(value) if isinstance(value, Distance) else value for value in astuple(row)]
@@ -126,6 +131,12 @@ class Status:
                 loss=float_or_none(message.get("loss")),
                 passes=number(message.get("passes")),
                 blocks_consumed=count(message.get("blocks_consumed")),
+                plan=text(message.get("plan")),
+                bytes_by_stage=tuple(
+                    (text(stage), count(sent)) for stage, sent in rows(message.get("bytes_by_stage"), 2)
+                ),
+                egress_dollars=number(message.get("egress_dollars")),
+                egress_dollars_flat=number(message.get("egress_dollars_flat")),
             )
         except Malformed:
             return None

@@ -157,6 +157,10 @@ def status(
         loss=None if loss is None else float(loss),
         passes=0.0 if last is None else last.passes,
         blocks_consumed=0 if last is None else last.blocks_consumed,
+        plan="" if last is None else last.plan,
+        bytes_by_stage=() if last is None else tuple(last.bytes_by_stage.items()),
+        egress_dollars=0.0 if last is None else last.egress_dollars,
+        egress_dollars_flat=0.0 if last is None else last.egress_dollars_flat,
     )
 
 

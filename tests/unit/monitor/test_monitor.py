@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from p2pavg.identity import short_id
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.monitor import heard
 from p2pavg.monitor.picture import KEPT_S, Picture
-from p2pavg.monitor.shown import Shown, run_line
+from p2pavg.monitor.screen import screen
+from p2pavg.monitor.shown import Shown, gradients_line, run_line
 from p2pavg.report.compact import CompactReport
 from p2pavg.report.distance import Distance
 from p2pavg.report.prices import PriceTable
@@ -47,6 +50,10 @@ def status(**changes: Any) -> dict[str, Any]:
         "loss": None,
         "passes": 0.0,
         "blocks_consumed": 0,
+        "plan": "",
+        "bytes_by_stage": [],
+        "egress_dollars": 0.0,
+        "egress_dollars_flat": 0.0,
         **changes,
     }
 
@@ -305,6 +312,27 @@ def test_the_run_line_tells_the_pass_over_the_data() -> None:
     assert "pass" not in run_line(picture.show(0.5))
     picture.told(A, status(passes=1.25, blocks_consumed=9), 0.3)
     assert "  pass 2, 25%  " in run_line(picture.show(0.5))
+
+
+def test_the_monitor_tells_bytes_by_stage_and_dollars_spared() -> None:
+    """What all peers sent in the last round by stage of its plan, and how much less than flat the leader says
+    that it cost, are in a line of their own; without a round there is no such line.
+    """
+    picture = three(PRICES)
+    assert gradients_line(picture.show(0.5)) == ""
+    for peer, sent in ((A, 3 * 10**6), (B, 5 * 10**6)):
+        stages = [["contributions", sent], ["partial means", 10**6]]
+        picture.told(peer, status(plan="two-level", bytes_by_stage=stages), 0.3)
+    shown = picture.show(0.5)
+    assert gradients_line(shown) == "two-level: 8 MB contributions, 2 MB partial means"
+    costs = {"egress_dollars": 0.02, "egress_dollars_flat": 0.05}
+    picture.told(C, status(plan="two-level", **costs), 0.3)
+    shown = picture.show(0.5)
+    assert gradients_line(shown).endswith("partial means; $ 0.02, 0.03 less than flat")
+    assert shown.to_dict(1e9)["bytes_by_stage"] == {"contributions": 8 * 10**6, "partial means": 2 * 10**6}
+    terminal = io.StringIO()
+    Console(width=80, height=24, file=terminal).print(screen(shown, 80, 24))
+    assert "two-level: 8 MB contributions" in terminal.getvalue()
 
 
 def test_who_downloads_is_not_counted() -> None:
