@@ -69,7 +69,7 @@ def _turns(members: Sequence[Sequence[int]], most: int) -> list[tuple[int, ...]]
     """
     largest = max(map(len, members))
     pairs = max((len(a) * len(b) for i, a in enumerate(members) for b in members[:i]), default=1)
-    count = min(pairs if len(members) < 4 else 2 * pairs, max(largest, most))
+    count = min(pairs if len(members) < 3 else 2 * pairs, max(largest, most))
     used: dict[int, int] = {}
     together: dict[tuple[int, int], int] = {}
     found = []
@@ -79,8 +79,8 @@ def _turns(members: Sequence[Sequence[int]], most: int) -> list[tuple[int, ...]]
             best = min(
                 group,
                 key=lambda rank: (
-                    used.get(rank, 0),
                     sum(together.get((other, rank), 0) for other in chosen),
+                    used.get(rank, 0),
                     rank,
                 ),
             )

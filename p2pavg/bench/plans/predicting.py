@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -73,7 +74,12 @@ def inputs(
     """What a leader would plan by, had it measured the network as it is."""
     hosts = topology.hosts[:peers]
     pairs = {(a, b): (hosts[a], hosts[b]) for a in range(peers) for b in range(peers) if a != b}
-    rates = {pair: topology.rate_mbps(*ends) for pair, ends in pairs.items()}
+    sharing = Counter(topology.paths[ends].shared for ends in pairs.values())
+    rates = {
+        # As all plans use the pairs behind one uplink at once, each gets its share.
+        pair: topology.rate_mbps(*ends) / (sharing[number] if (number := topology.paths[ends].shared) else 1)
+        for pair, ends in pairs.items()
+    }
     rtts = {pair: topology.rtt_ms(*ends) / 1000 for pair, ends in pairs.items()}
     groups = regions([""] * peers, rtts)
     cost: Mapping[tuple[int, int], float] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from p2pavg.allreduce.choosing import (
     swaps_of,
     two_levels,
 )
-from p2pavg.allreduce.levels import MOST_TREES, Swaps
+from p2pavg.allreduce.levels import MOST_TREES, Swaps, trees
 from p2pavg.allreduce.partition import Capacity
 from p2pavg.allreduce.regions import regions
 from p2pavg.plan import MOST_GATHERED, Plan
@@ -236,6 +237,31 @@ def test_dollars_are_those_of_every_way(sizes: tuple[int, ...]) -> None:
                 a, b = (asked.groups[rank] for rank in pair)
                 total += (asked.prices[a, b] + asked.prices[b, a]) * part.count / NUMEL
         assert choice.dollars == pytest.approx(total * asked.nbytes / 1e9)
+
+
+@pytest.mark.parametrize(
+    "sizes", [(2, 2), (3, 3), (5, 3), (6, 6), (2, 2, 2), (3, 3, 3), (2, 2, 2, 2)], ids=str
+)
+def test_every_pair_of_two_regions_has_as_many_trees(sizes: tuple[int, ...]) -> None:
+    """Who reduces for one region meets all who do for another equally often: so the caps of all pairs
+    add up.
+    """
+    asked = question(sizes)
+    empty = trees(asked.groups, range(sum(sizes)), {0}, Swaps.ALL)
+    assert empty is not None
+    met = Counter(
+        pair
+        for part in empty.parts
+        for pair in itertools.combinations(sorted((part.owner, *part.deputies)), 2)
+    )
+    for a, b in itertools.combinations(sorted(set(asked.groups)), 2):
+        counts = {
+            met[pair]
+            for pair in itertools.combinations(range(sum(sizes)), 2)
+            if (asked.groups[pair[0]], asked.groups[pair[1]]) == (a, b)
+        }
+        assert len(counts) == 1
+        assert counts != {0}
 
 
 def test_planning_is_quick() -> None:

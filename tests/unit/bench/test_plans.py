@@ -42,6 +42,16 @@ def test_plans_of_a_network(clouds: topology.Topology) -> None:
     assert all(row.seconds is not None and row.seconds > 0 for row in rows.values())
 
 
+def test_an_uplink_that_hosts_share_is_predicted_as_such() -> None:
+    """Three members behind each of two uplinks: two levels take a third of a flat round's time."""
+    rows = {row.name: row.seconds for row in predict(topology.load("uplinks"), 6, 10**8, codecs.get("fp16"))}
+    assert rows["flat"] is not None
+    assert rows["flat"] == pytest.approx(
+        3 * 200 / (100 / 8), rel=0.02
+    )  # three vectors of 200 MB leave a site
+    assert rows["two-level"] == pytest.approx(rows["flat"] / 3, rel=0.02)
+
+
 def test_dollars_follow_the_prices(clouds: topology.Topology, tmp_path: Path) -> None:
     """With a price table there is a cheapest plan, and it costs no more than the others."""
     table = tmp_path / "prices.toml"
