@@ -225,6 +225,9 @@ def _figures(swarm: Swarm, found: EpochForecast, half_width: float, terms: _Term
         million = 1e6 * count / found.samples
         of["bytes"] += million
         of["dollars"] += million / 1e9 * (terms.per_gb or {}).get(ends, 0.0)
+    parts = {member.region: 0.0 for member in members}
+    for member, share in zip(members, found.transfer.shares, strict=True):
+        parts[member.region] += share
     return {
         **found.to_dict(terms.dollars_hour(found, swarm)),
         "interval": [sps / (1 + half_width), sps * (1 + half_width)],
@@ -232,6 +235,7 @@ def _figures(swarm: Swarm, found: EpochForecast, half_width: float, terms: _Term
         "smallest_target_batch": {f"{e:g}": smallest_target(swarm, found, e) for e in EFFICIENCIES},
         "smallest_target_batch_delayed": smallest_target(swarm, found),
         "shares": list(found.transfer.shares),
+        "parts": parts,
         "bytes_between_regions": between,
         "peers": len(members),
     }
@@ -259,13 +263,15 @@ def _hides_from(job: Workload, swarm: Swarm, terms: _Terms) -> dict[str, int]:
 
 def _words(figures: Mapping[str, Any], found: EpochForecast) -> list[str]:
     low, high = figures["interval"]
+    parts = ", ".join(f"{region or 'unnamed'} {share:.0%}" for region, share in figures["parts"].items())
     lines = [
         f"{figures['samples_per_second']:,.1f} samples/s ({low:,.1f} to {high:,.1f}), "
         f"{figures['peers']} peers: an epoch of {found.total:.2f} s, {found.calculation:.2f} calculation and "
         f"{found.communication:.2f} communication"
-        + (f", {found.hidden:.2f} of it hidden" if found.hidden else ""),
+        + (f", {found.hidden:.2f} of it hidden" if found.hidden else "")
+        + (f": granularity {found.granularity:.2f}" if found.communication else ""),
         f"What binds a transfer of {found.transfer.seconds:.2f} s ({found.transfer.plan}): "
-        f"{found.transfer.binds}.",
+        f"{found.transfer.binds}. Parts: {parts}.",
     ]
     priced = figures["dollars_per_hour"] is not None
     if priced:

@@ -85,8 +85,11 @@ def figures(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
 def test_a_prediction_has_what_scripts_rely_on(
     files: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Samples/s with an interval, the epoch's parts, granularity, what binds, and smallest targets."""
+    """Samples/s with an interval, the epoch's parts, granularity, what binds, shares by region, and smallest
+    targets.
+    """
     found = figures(capsys, "predict", "--from", files[0])
+    assert found["parts"] == pytest.approx({"us": 0.5, "eu": 0.5}, abs=0.001)
     assert found["epoch_s"] == pytest.approx(8.0, rel=0.03)
     assert found["interval"][0] < found["samples_per_second"] < found["interval"][1]
     assert found["granularity"] == pytest.approx(found["calculation_s"] / found["communication_s"])
@@ -97,6 +100,8 @@ def test_a_prediction_has_what_scripts_rely_on(
     code, out, _ = run(capsys, "predict", "--from", files[0])
     assert code == 0
     assert "samples/s" in out
+    assert f"granularity {found['granularity']:.2f}" in out
+    assert "Parts: us 50%, eu 50%" in out
     assert "Without eu" in out
 
 
