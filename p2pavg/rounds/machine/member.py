@@ -20,6 +20,7 @@ from p2pavg.rounds.protocol.messages import (
     Committed,
     Complain,
     Done,
+    Follow,
     Inquire,
     Prepare,
     Promise,
@@ -109,6 +110,10 @@ class Member:
         held = self.freeze()
         self._promise(ballot)
         self._answer(ballot, held)
+        # Who takes this peer for the leader answers no successor while it hears this peer well.
+        for facts in core.linked.standing(core.here.epoch, core.here.lineage):
+            if facts.leader == core.me != peer != facts.peer:
+                core.send(facts.peer, Follow(core.here.epoch, core.here.lineage, peer))
 
     def _is_led_by_another(self, peer: PeerId) -> bool:
         """Whether a successor has nothing to decide here: this peer follows a leader that it hears well."""

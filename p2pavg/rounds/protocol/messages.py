@@ -47,7 +47,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Answer to a Progress that reached a peer that does not lead: whom that peer follows."""
+    """Says to a peer that takes the sender for the leader whom the sender follows."""
 
     epoch: int
     lineage: Lineage

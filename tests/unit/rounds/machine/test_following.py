@@ -30,7 +30,7 @@ from p2pavg.rounds.protocol.ballot import Ballot, Stage
 from p2pavg.rounds.protocol.messages import Follow, Prepare, Promise, Query, Refuse, Totals, Unknown
 from p2pavg.rounds.protocol.roles import Role, Seat
 
-ME, DONOR, OTHER = (name * 20 for name in (b"a", b"b", b"c"))
+ME, DONOR, OTHER, LOST = (name * 20 for name in (b"a", b"b", b"c", b"d"))
 HERE, AHEAD, OTHERS = b"l" * 32, b"m" * 32, b"o" * 32
 
 
@@ -280,3 +280,21 @@ def test_between_rounds_only_who_follows_nobody_answers_a_successor(hears_its_le
     actions = machine.handle(Received(OTHER, Query(Ballot(0, 1, OTHER, 1, HERE))), 0.3)
     answers = [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, (Promise, Refuse))]
     assert [type(answer) for answer in answers] == [Refuse if hears_its_leader else Promise]
+
+
+def test_who_answers_a_successor_sends_its_own_followers_there() -> None:
+    """A peer that holds a lost leader's ballot, and that another one follows, promises to a successor.
+    Its follower hears it well, and would refuse the successor as busy, question after question.
+    """
+    machine = alone()
+    machine.handle(PeerUp(DONOR, 0, HERE, leader=ME), 0.1)
+    machine.handle(PeerUp(OTHER, 0, HERE, leader=OTHER), 0.1)
+    ballot, plan = Ballot(0, 0, LOST, 1, HERE), Plan((Part(0, 0, 5),))
+    seats = tuple(Seat(peer, True) for peer in (ME, DONOR, OTHER, LOST))
+    machine.core.promises.add(ballot)
+    machine.core.hold(Holding(ballot, seats, 0, plan, 0.1, begun=True))
+    actions = machine.handle(Received(OTHER, Query(Ballot(0, 1, OTHER, 1, HERE))), 0.2)
+    sent = [action for action in actions if isinstance(action, Send)]
+    assert any(isinstance(each.message, Promise) for each in sent)
+    told = {each.peer: each.message.leader for each in sent if isinstance(each.message, Follow)}
+    assert told == {DONOR: OTHER}
