@@ -204,17 +204,21 @@ def transfer(job: Workload, swarm: Swarm, plan: Topology = Topology.AUTO) -> Tra
     chunk = chunk_elements([part.count for part in chosen.plan.parts])
     own, back = (job.values * value_bytes(codec, chunk) for codec in (job.contribution, job.result))
     sent: dict[tuple[int, int], float] = {}
+    contributed: dict[tuple[int, int], float] = {}
     parts = [0.0] * n
     for index, part in enumerate(chosen.plan.parts):
         share = part.count / question.numel
         parts[part.owner] += share
         for rank, other in chosen.plan.ways(index, n):
+            contributed[rank, other] = contributed.get((rank, other), 0.0) + own * share
             sent[rank, other] = sent.get((rank, other), 0.0) + own * share
             sent[other, rank] = sent.get((other, rank), 0.0) + back * share
     if chosen.seconds is None:
         return TransferForecast(0.0, tuple(parts), "nothing that was measured", sent, chosen.plan.kind)
     ramped, binds = _slowest(swarm, sent)
-    return TransferForecast(max(chosen.seconds, ramped), tuple(parts), binds, sent, chosen.plan.kind)
+    behind = _results_behind(swarm, contributed, chunk * value_bytes(job.result, chunk))
+    seconds = max(chosen.seconds, ramped, behind)
+    return TransferForecast(seconds, tuple(parts), binds, sent, chosen.plan.kind)
 
 
 def ramp(link: LinkProfile, count: float, rate: float = math.inf) -> float:
@@ -225,6 +229,21 @@ def ramp(link: LinkProfile, count: float, rate: float = math.inf) -> float:
     rate = min(rate, link.rate)
     risen = min(count, rate * link.rtt)
     return max(0.0, link.rtt * math.log2(1 + risen / (link.streams * INITIAL_WINDOW)) - risen / rate)
+
+
+def _results_behind(swarm: Swarm, contributed: Mapping[tuple[int, int], float], chunk_bytes: float) -> float:
+    """Seconds until the last results have come over a link that carries contributions alone the other way.
+
+    Streams carry a chunk each at once, all of which end together: so many results are left when the last
+    contributions have come. A link that carries both kinds both ways has others to send before.
+    """
+    found = 0.0
+    for (rank, owner), count in contributed.items():
+        there, back = swarm.links.get((rank, owner)), swarm.links.get((owner, rank))
+        if there and back:
+            last = min(count, chunk_bytes * back.streams)
+            found = max(found, count / there.rate + ramp(there, count) + last / back.rate)
+    return found
 
 
 def _slowest(swarm: Swarm, sent: Mapping[tuple[int, int], float]) -> tuple[float, str]:

@@ -35,6 +35,7 @@ from p2pavg.report.prices import PriceTable
 from p2pavg.report.reading import load as load_reports
 
 EFFICIENCIES = (0.8, 0.9, 0.95)
+_HARDLY = 0.005  # of the samples/s: for so few more, nobody pays
 _ADDED = re.compile(r"(\d+)x([^@]+)@(.+)")
 
 
@@ -292,7 +293,8 @@ def _words(figures: Mapping[str, Any], found: EpochForecast) -> list[str]:
     lines.append(f"With outer steps, epochs' worth of local steps that hide the communication: {hides}.")
     for row in figures["without"]:
         cost = "" if row["dollars_per_million"] is None else f", {row['dollars_per_million']:+.0%} $ a sample"
-        verdict = "leave it out" if row["samples_per_second"] > 0 else "keep it"
+        least = -_HARDLY if (row["dollars_per_million"] or 0.0) < 0 else 0.0
+        verdict = "leave it out" if row["samples_per_second"] > least else "keep it"
         where = row["region"] or "unnamed"
         lines.append(f"Without {where}: {row['samples_per_second']:+.0%} samples/s{cost}: {verdict}.")
     return lines

@@ -69,6 +69,19 @@ def test_few_bytes_take_the_round_trips_of_slow_start() -> None:
     assert transfer(job, swarm).seconds == pytest.approx(job.result_bytes / 1e8 + full, rel=0.001)
 
 
+def test_the_last_results_follow_the_last_contributions() -> None:
+    """A peer behind thin links owns nothing: its links carry contributions one way and results the other. Of
+    64 chunks of a part, 16 streams carry 16 at once, so a quarter of the results is left at the end.
+    """
+    members = [PeerProfile(name, "", 1.0) for name in "abc"]
+    links = {
+        (i, j): LinkProfile(0.0, 1e7 if 2 in (i, j) else 1e9) for i in range(3) for j in range(3) if i != j
+    }
+    found = transfer(Workload(1, 16_384_000), Swarm(members, links))
+    assert found.shares == pytest.approx((0.5, 0.5, 0.0))
+    assert found.seconds == pytest.approx(1.25 * found.sent[2, 0] / 1e7, rel=0.001)
+
+
 def test_what_is_slowest_binds() -> None:
     """A home's upload is named, with its rate, and its owner is given less to reduce."""
     members = [PeerProfile("home", "", 1.0, up=2.5e6), PeerProfile("b", "", 1.0), PeerProfile("c", "", 1.0)]
