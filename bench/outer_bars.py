@@ -1,13 +1,21 @@
-"""Bars of outer steps. `python -m bench.outer_bars --json PATH [--only loss bytes ...]`.
+"""Bars of outer steps. `python -m bench.outer_bars --json PATH [--only two four bytes ...]`.
 
-loss: two and four peers beside data-parallel training, paired seeds, 30 local steps between averages.
-codec: the same of two peers in int4, beside no compression with the same seeds, and without feedback.
+Losses are of peers that take their local steps together (`bench outer --even`), paired by seed; each section
+is a process of its own, so that a machine with many cores can run several at once.
+
+tune: the grid of learning rates and momenta, with a seed that no other section has.
+two, four: so many peers beside data-parallel training on the same samples, each as tuned.
+codec: two peers in int4, beside no compression with the same seeds, and without feedback.
 sparse: two peers that send a 64th, beside the same outer steps uncompressed, and without feedback.
-alone: one peer with outer steps, and with density 1/64, beside itself without.
+averages: the same, by the number of averages.
+alone: one peer with outer steps, with and without momentum, and with density 1/64, beside itself without.
+fragments: four fragments behind the local steps, beside one piece that is waited for; and with half of what
+was moved meanwhile.
 bytes: what four peers send in int8 every 30 local steps, in int4 every 125, and with density 1/64 every 30,
 beside data-parallel fp16 and beside the formula; their steps sleep.
 hidden: over 100 Mb/s and 100 ms, in four fragments behind the local steps: how much of its time a trainer
-computes, and the loss beside that of one piece that is waited for.
+computes.
+slow: two peers with 51.2M parameters over 10 Mb/s and 100 ms.
 
 A section that is not measured now stays in PATH as it was.
 """
@@ -29,6 +37,12 @@ from p2pavg.bench.result import add_output_options, emit
 
 HOMES = str(Path(__file__).with_name("two_homes.toml"))
 Figures = dict[str, Any]
+NONE = ("--compression", "none")
+FLAT = ("--momentum", 0, "--outer-lr", 1)
+GRID, MOMENTA = (1e-2, 2e-2, 4e-2), (0.5, 0.7, 0.9)
+UNSEEN = 100  # the seed of `tune`
+TUNED = {1: (2e-2, 0.7), 2: (2e-2, 0.7), 4: (2e-2, 0.7)}  # inner learning rate and momentum
+TUNED_PLAIN = {1: 2e-2, 2: 4e-2, 4: 4e-2}
 
 
 def outer(*words: object) -> Figures:
@@ -52,19 +66,38 @@ def above(ours: Figures, theirs: Figures, of: str) -> list[float]:
     return [one / other - 1 for one, other in zip(ours["losses"], theirs[of], strict=True)]
 
 
-def loss(args: argparse.Namespace) -> Figures:
+def tune(args: argparse.Namespace) -> Figures:
+    """The grid of one number of peers: losses by (inner learning rate, momentum), and by the rate alone."""
     figures: Figures = {}
-    for peers in (2, 4):
-        found = outer("--peers", peers, "--compression", "none", *training(args))
-        name = f"excess_of_{peers}_peers"
-        figures |= spread(name, above(found, found, "losses_data_parallel"))
-        figures[f"loss_of_{peers}_peers"] = found["loss"]
-        figures[f"bits_equal_of_{peers}_peers"] = found["bit_identical"]
+    common = (*run(args), "--peers", args.peers, "--seed", UNSEEN)
+    for lr in GRID:
+        found = outer("--only", "data-parallel", "--lr", lr, *common)
+        figures[f"tune_data_parallel_{args.peers}_peers_lr_{lr:g}"] = found["loss_data_parallel"]
+        for momentum in MOMENTA:
+            found = outer("--only", "outer", *NONE, "--lr", lr, "--momentum", momentum, *common)
+            figures[f"tune_{args.peers}_peers_lr_{lr:g}_momentum_{momentum:g}"] = found["loss"]
     return figures
 
 
+def beside_data_parallel(args: argparse.Namespace, peers: int) -> Figures:
+    found = outer("--peers", peers, *NONE, *tuned(peers), *plainly_tuned(peers), *training(args))
+    figures = spread(f"excess_of_{peers}_peers", above(found, found, "losses_data_parallel"))
+    figures[f"loss_of_{peers}_peers"] = found["loss"]
+    figures[f"loss_of_{peers}_peers_data_parallel"] = found["loss_data_parallel"]
+    figures[f"bits_equal_of_{peers}_peers"] = found["bit_identical"]
+    return figures
+
+
+def two(args: argparse.Namespace) -> Figures:
+    return beside_data_parallel(args, 2)
+
+
+def four(args: argparse.Namespace) -> Figures:
+    return beside_data_parallel(args, 4)
+
+
 def codec(args: argparse.Namespace) -> Figures:
-    alone = ("--peers", 2, "--only", "outer", *training(args))
+    alone = ("--peers", 2, "--only", "outer", *tuned(2), *training(args))
     plain, coarse, lossy = (
         outer("--compression", *words, *alone)
         for words in (("none",), ("int4",), ("int4", "--without-feedback"))
@@ -75,23 +108,49 @@ def codec(args: argparse.Namespace) -> Figures:
 
 
 def sparse(args: argparse.Namespace) -> Figures:
-    alone = ("--peers", 2, "--only", "outer", *training(args))
-    momentum = outer("--compression", "none", *alone)
-    plain = outer("--compression", "none", "--momentum", 0, "--outer-lr", 1, *alone)
+    alone = ("--peers", 2, "--only", "outer", "--lr", tuned(2)[1], *training(args))
+    plain = outer(*NONE, *FLAT, *alone)
     few, lossy = (outer("--density", "1/64", *words, *alone) for words in ((), ("--without-feedback",)))
-    return (
-        spread("density_excess", above(few, plain, "losses"))
-        | spread("density_excess_over_momentum", above(few, momentum, "losses"))
-        | spread("density_without_feedback_excess", above(lossy, plain, "losses"))
+    return spread("density_excess", above(few, plain, "losses")) | spread(
+        "density_without_feedback_excess", above(lossy, plain, "losses")
     )
 
 
+def averages(args: argparse.Namespace) -> Figures:
+    """Of small batches, which make long runs affordable."""
+    figures: Figures = {}
+    for count in args.averages:
+        alone = ("--peers", 2, "--only", "outer", "--lr", 1e-2, *run(args, batch=8, averages=count))
+        plain = outer(*NONE, *FLAT, "--seeds", args.seeds, *alone)
+        few = outer("--density", "1/64", "--seeds", args.seeds, *alone)
+        figures |= spread(f"density_excess_after_{count}_averages", above(few, plain, "losses"))
+    return figures
+
+
 def alone(args: argparse.Namespace) -> Figures:
-    dense = outer("--peers", 1, "--compression", "none", *training(args))
-    few = outer("--peers", 1, "--density", "1/64", "--only", "outer", *training(args))
-    return spread("alone_excess", above(dense, dense, "losses_data_parallel")) | spread(
-        "alone_density_excess",
-        [a / b - 1 for a, b in zip(few["losses"], dense["losses_data_parallel"], strict=True)],
+    one = ("--peers", 1, *training(args))
+    plain = outer("--only", "data-parallel", *plainly_tuned(1), *one)
+    ways = {
+        "alone": (*NONE, *tuned(1)),
+        "alone_as_two": (*NONE, *tuned(2)),
+        "alone_without_momentum": (*NONE, "--lr", tuned(1)[1], *FLAT),
+        "alone_density": ("--lr", tuned(1)[1], "--density", "1/64"),
+    }
+    figures: Figures = {}
+    for name, words in ways.items():
+        found = outer("--only", "outer", *words, *one)
+        figures |= spread(f"{name}_excess", above(found, plain, "losses_data_parallel"))
+    return figures
+
+
+def fragments(args: argparse.Namespace) -> Figures:
+    """Of 32 local steps, a fragment's turn each eight, behind six."""
+    alone = ("--peers", 2, "--only", "outer", "--compression", "int4", *tuned(2), "--seeds", args.seeds)
+    alone = (*alone, *run(args, inner=32))
+    pieces = ("--fragments", 4, "--overlap", 6)
+    whole, four_, half = (outer(*words, *alone) for words in ((), pieces, (*pieces, "--keep-local", 0.5)))
+    return spread("fragments_excess", above(four_, whole, "losses")) | spread(
+        "fragments_with_half_kept_excess", above(half, whole, "losses")
     )
 
 
@@ -109,38 +168,87 @@ def bytes_(args: argparse.Namespace) -> Figures:
 
 
 def hidden(args: argparse.Namespace) -> Figures:
-    pieces = ("--fragments", 4, "--overlap", 20)
     slow = outer(
         *("--peers", 2, "--compute", "sleep", "--step-seconds", 0.05, "--params", 2_000_000, "--lab", HOMES),
-        *("--inner-steps", 100, "--outer-steps", 4, "--compression", "int4", *pieces),
+        *(
+            "--inner-steps",
+            100,
+            "--outer-steps",
+            4,
+            "--compression",
+            "int4",
+            "--fragments",
+            4,
+            "--overlap",
+            20,
+        ),
     )
-    one, four = (
-        outer("--peers", 2, "--compression", "int4", "--only", "outer", *more, *training(args))
-        for more in ((), pieces)
+    return {"hidden_utilisation": slow["utilisation"], "hidden_bits_equal": slow["bit_identical"]}
+
+
+def slow(args: argparse.Namespace) -> Figures:
+    figures: Figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        homes = Path(folder, "slow.toml")
+        homes.write_text(Path(HOMES).read_text().replace("rate_mbps = 100", "rate_mbps = 10"))
+        for compression in ("int4", "fp16"):
+            found = outer(
+                *("--peers", 2, "--compute", "sleep", "--step-seconds", 0.1, "--params", 51_200_000),
+                *("--inner-steps", 20, "--outer-steps", 2, "--compression", compression, "--lab", homes),
+            )
+            names = ("seconds", "smallest_group", "attempts", "bit_identical", "parameters")
+            figures |= {f"slow_{compression}_{name}": found[name] for name in names}
+    return figures
+
+
+def tuned(peers: int) -> tuple[object, ...]:
+    lr, momentum = TUNED[peers]
+    return ("--lr", lr, "--momentum", momentum)
+
+
+def plainly_tuned(peers: int) -> tuple[object, ...]:
+    return ("--data-parallel-lr", TUNED_PLAIN[peers])
+
+
+def run(
+    args: argparse.Namespace, *, inner: int = 30, batch: int | None = None, averages: int | None = None
+) -> tuple[object, ...]:
+    return (
+        *("--even", "--params", args.params, "--inner-steps", inner),
+        *("--outer-steps", averages or args.outer_steps, "--batch", batch or args.batch),
     )
-    blocked = {"hidden_utilisation": slow["utilisation"], "hidden_bits_equal": slow["bit_identical"]}
-    return blocked | spread("fragments_excess", above(four, one, "losses"))
 
 
 def training(args: argparse.Namespace) -> tuple[object, ...]:
-    return (
-        *("--params", args.params, "--inner-steps", 30, "--outer-steps", args.outer_steps),
-        *("--seeds", args.seeds, "--lr", args.lr, "--batch", 8),
-    )
+    return (*run(args), "--seeds", args.seeds)
 
 
-SECTIONS = {"loss": loss, "codec": codec, "sparse": sparse, "alone": alone, "bytes": bytes_, "hidden": hidden}
+SECTIONS = {
+    "tune": tune,
+    "two": two,
+    "four": four,
+    "codec": codec,
+    "sparse": sparse,
+    "averages": averages,
+    "alone": alone,
+    "fragments": fragments,
+    "bytes": bytes_,
+    "hidden": hidden,
+    "slow": slow,
+}
 
 
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
-    parser.add_argument("--seeds", type=positive_int, default=5, help="of every comparison of losses")
+    parser.add_argument("--seeds", type=positive_int, default=10, help="of every comparison of losses")
     parser.add_argument("--params", type=positive_int, default=30_000, help="of the model")
     parser.add_argument("--sent-params", type=positive_int, default=4_000_000, help="where bytes are counted")
-    parser.add_argument("--outer-steps", type=positive_int, default=30)
-    parser.add_argument("--lr", type=float, default=3e-3, help="of the inner optimizer, both ways")
+    parser.add_argument("--batch", type=positive_int, default=32)
+    parser.add_argument("--outer-steps", type=positive_int, default=100)
+    parser.add_argument("--peers", type=positive_int, default=2, help="of tune")
+    parser.add_argument("--averages", type=positive_int, nargs="+", default=[100, 300, 1000])
     add_output_options(parser, plot=False)
     args = parser.parse_args()
     path = Path(args.json) if args.json and args.json != "-" else None

@@ -6,7 +6,8 @@ Each peer takes local steps of a known time, which cost no computation, and one 
 and a half. A peer that is killed (SIGKILL) is replaced after two seconds by a new one, which has to start, to
 join and to download the state. Told are the local steps of all peers, those that were killed included, beside
 those of as many peers that nothing befalls; the longest step() of a survivor within ten seconds of a kill;
-and how long after a kill the survivors' next outer step was committed.
+and how long after a kill the survivors' next outer step was committed; and the members of the smallest
+average.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Storm:
             "feedback": True,
             "pace": None,
         }
+        self._slow = range(args.slow)
         self._addresses: dict[int, str] = {}
         self.alive: list[Worker] = []
         self.kills: list[float] = []
@@ -69,7 +71,10 @@ class Storm:
 
     def _start(self, worker: Worker) -> None:
         known = [self._addresses[other.index] for other in self.alive][:2]
-        worker.send(do="start", index=worker.index, initial_peers=known, **self._job)
+        job = self._job | (
+            {"step_seconds": 4 * self._job["step_seconds"]} if worker.index in self._slow else {}
+        )
+        worker.send(do="start", index=worker.index, initial_peers=known, **job)
         self._addresses[worker.index] = worker.receive(START_DEADLINE_S)["address"]
         self.alive.append(worker)
 
@@ -127,6 +132,7 @@ def judged(answers: list[dict[str, Any]], kills: list[float]) -> dict[str, Any]:
                 told.setdefault((epoch, lineage), set()).add(theta)
     return {
         "kills": len(kills),
+        "smallest_group": min(members for answer in answers for _, members in answer["commits"]),
         "longest_wait_after_kill_s": max(after, default=None),
         "median_wait_after_kill_s": median(after) if after else None,
         "longest_to_commit_s": max(next_commit, default=None),
@@ -150,6 +156,9 @@ def main() -> int:
         "--kill-every", type=at_least(5.0), default=60.0, help="seconds, give or take a third"
     )
     parser.add_argument("--step-seconds", type=at_least(0.01), default=0.05)
+    parser.add_argument(
+        "--slow", type=int, default=0, help="of the first peers, so many are four times slower"
+    )
     parser.add_argument("--params", type=positive_int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
     add_output_options(parser, plot=False)

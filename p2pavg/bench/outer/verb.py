@@ -148,6 +148,7 @@ def run(args: argparse.Namespace) -> int:
         "utilisation": found.mean("utilisation"),
         "seconds": found.mean("seconds"),
         "smallest_group": min((run["smallest_group"] for run in found.runs), default=None),
+        "attempts": max((run["attempts"] for run in found.runs), default=None),
         "local_steps": found.all("local_steps"),
         **(found.runs[-1]["verdict"] if found.runs else {}),
         "bytes_expected": expected,
@@ -213,6 +214,7 @@ def train(workers: Workers, run: dict[str, int], job: dict[str, Any]) -> dict[st
         "seconds": max(peer["seconds"] for peer in peers),
         "local_steps": [peer["steps"] for peer in peers],
         "smallest_group": min(min(peer["members"]) for peer in peers),
+        "attempts": max(max(peer["attempts"]) for peer in peers),
         "parameters": begun[0]["parameters"],
         "verdict": verdict,
     }

@@ -147,6 +147,7 @@ class OuterPeer:
             "members": [len(report.members) for report in counted],
             "commits": self._commits,
             "waits": waits,
+            "attempts": [report.attempts for report in counted],
             "discarded": sum(report.samples_discarded for report in counted),
         }
 
