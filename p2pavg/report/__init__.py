@@ -144,6 +144,8 @@ class RoundReport:
     egress_dollars: float = 0.0
     egress_dollars_flat: float = 0.0
     device: str = ""  # what this peer calculates on, as its driver names it: "Tesla T4", "cpu"
+    # By peer that died or was cut off in this epoch: the samples that it had told of, and that went with it.
+    samples_lost: Mapping[str, int] = field(default_factory=dict)
     memory: MemoryReport = field(default_factory=MemoryReport)
 
     @property
@@ -246,7 +248,8 @@ class RoundReport:
         try:
             made = _only(cls, data)
             made["extra"] = dict(data.get("extra", {}))
-            made["bytes_by_stage"] = _counts(data.get("bytes_by_stage", {}))
+            for name in ("bytes_by_stage", "samples_lost"):
+                made[name] = _counts(data.get(name, {}))
             made["members"] = tuple(MemberReport(**_only(MemberReport, row)) for row in data["members"])
             made["links"] = tuple(_link(row) for row in data.get("links", ()))
             made["failed_attempts"] = tuple(

@@ -186,6 +186,9 @@ class Left:
     """This peer is done: close the links."""
 
 
+LEFT = "left the run"  # why the link to a peer is gone that said so
+
+
 class TraceKind(StrEnum):
     """The turn of an epoch that a `Trace` tells of."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from p2pavg.rounds.machine.actions import TraceKind
+from p2pavg.rounds.machine.actions import LEFT, TraceKind
 from p2pavg.rounds.machine.events import Apart, Health, Moved, PeerDown, PeerHealth, PeerUp
 from p2pavg.rounds.machine.rules.deadlines import ADRIFT_S, LOOP_LIMIT, SILENCE_FLOOR, Timer
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
@@ -67,11 +67,12 @@ class Peers:
         """A peer leaves; its last words tell what it knows."""
         if peer in self.core.linked:
             self.core.keep_words(peer, message.held)
-        self._down(peer, "left the run")
+        self._down(peer, LEFT)
 
     def _down(self, peer: PeerId, reason: str) -> None:
         core = self.core
-        if peer not in core.linked:
+        facts = core.linked.get(peer)
+        if facts is None:
             return
         core.linked.down(peer)
         self._health.pop(peer, None)
@@ -80,7 +81,9 @@ class Peers:
         if held is not None and held.ballot.leader == peer:
             held.orphaned = True
         core.deadlines.forget(peer)
-        core.trace(TraceKind.DOWN, peer=peer, why=reason)
+        here = core.here
+        told = facts.samples if facts.stands_at(here.epoch, here.lineage) else 0
+        core.trace(TraceKind.DOWN, peer=peer, why=reason, epoch=here.epoch, samples=told)
         self._lost(peer, reason)
 
     def _lost(self, peer: PeerId, why: str) -> None:

@@ -56,6 +56,7 @@ class Recorder:
         self._attempt: tuple[act.OpenJob, float] | None = None
         self._failed: list[AttemptReport] = []
         self._causes: list[str] = []
+        self._gone: dict[bytes, tuple[int, int]] = {}  # the epoch and the samples that each had told of
         self._seen = (time.monotonic(), 0, 0)
         self._moved = (0.0, 0.0)
         self._stretched = 0.0  # seconds of this epoch, for what rounds may cost
@@ -156,7 +157,21 @@ class Recorder:
         logger.debug("%s %s", kind, fields)
         if kind == act.TraceKind.STRETCHED:
             self._stretched = fields["seconds"]
+        elif kind == act.TraceKind.DOWN and fields["why"] != act.LEFT:
+            self._gone[fields["peer"]] = fields["epoch"], fields["samples"]
         self.on_trace(kind, fields)
+
+    def _lost(self, commit: act.Commit) -> dict[str, int]:
+        """The samples that went with peers that are gone: what each had told of in this epoch."""
+        members = {seat.peer for seat in commit.members}
+        gone = {peer: told for peer, told in self._gone.items() if told[0] <= commit.ballot.epoch}
+        for peer in gone:
+            del self._gone[peer]
+        return {
+            peer.hex(): samples
+            for peer, (epoch, samples) in gone.items()
+            if samples and epoch == commit.ballot.epoch and peer not in members
+        }
 
     def healed(self, now: float) -> None:
         """A downloaded state was loaded: the epoch's clock starts anew."""
@@ -283,6 +298,7 @@ class Recorder:
             relayed_bytes=self._freshly_relayed(),
             plan=self._plan_of(commit.transfer),
             seconds_stretched=self._stretched,
+            samples_lost=self._lost(commit),
             bytes_by_stage=stages,
             egress_dollars=0.0 if cost is None else cost.dollars,
             egress_dollars_flat=0.0 if cost is None else cost.flat_dollars,

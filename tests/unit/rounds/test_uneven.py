@@ -10,6 +10,7 @@ import pytest
 
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.protocol.roles import Role
+from tests.simulation.calm import Calm
 from tests.simulation.swarm import Swarm
 
 EPOCHS = 8
@@ -118,3 +119,20 @@ def test_a_run_never_goes_back_when_its_only_trained_peer_dies(seed: int) -> Non
     least = held or saved
     assert least.lineage in swarm.checks.chain(list(both))
     assert all(commit.epoch >= least.epoch for commit in commits if commit.at > died_at)
+
+
+def test_what_a_killed_peer_had_told_of_is_known() -> None:
+    """The others learn, with the end of its link, how many of its samples are in no average."""
+    calm = Calm(3)
+    calm.epochs(2)
+    victim = next(node for node in calm.nodes if node is not calm.leader)
+    calm.run(
+        5.0, lambda: victim.parameters.epoch == calm.leader.parameters.epoch and len(victim.samples) > 20
+    )
+    leader, had = calm.leader, len(victim.samples)
+    victim.die("connection reset")
+    calm.run(0.1)
+    told = [trace.fields for _, node, trace in calm.traced if trace.kind == "down" and node is leader]
+    assert [fields["peer"] for fields in told] == [victim.me]
+    assert told[0]["epoch"] == leader.machine.epoch
+    assert had - 2 * 4 <= told[0]["samples"] <= had
