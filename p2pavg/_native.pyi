@@ -27,16 +27,6 @@ def encode_int8_stochastic(
 def encode_feedback(
     codec: int, src: _F32, scale: float, owed: _Bytes, share: float, dst: _Bytes, kept: _Bytes
 ) -> bool: ...
-def sparse_feedback(
-    codec: int,
-    src: _F32,
-    scale: float,
-    owed: _Bytes,
-    share: float,
-    decay: float,
-    dst: _Bytes,
-    kept: _Bytes,
-) -> bool: ...
 def sparse_check(codec: int, src: _Bytes, n: int) -> bool: ...
 def outer_step(
     theta: _F32, velocity: _F32 | None, delta: _F32, lr: float, momentum: float, nesterov: bool

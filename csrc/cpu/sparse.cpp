@@ -201,24 +201,6 @@ int p2pavg_sparse_encode(int codec, const float *src, size_t n, float scale, uin
     return finite;
 }
 
-int p2pavg_sparse_feedback(int codec, const float *src, size_t n, float scale, const uint8_t *owed, float share,
-                           float decay, uint8_t *dst, uint8_t *kept) {
-    const DefaultFloatMode mode;
-    const Spans &k = spans_in_use();
-    alignas(64) float y[kBlock];
-    Encoded found;
-    bool finite = true;
-    each_block(codec, dst, n, [&](const Record &record, uint8_t *out, size_t at) {
-        k.decode_bf16(reinterpret_cast<const uint16_t *>(owed) + at, record.m, 1.0f, y);
-        for (size_t i = 0; i < record.m; i++) y[i] = get(src, at + i) * scale + y[i] * decay / share;
-        finite &= encode_block(k, y, record, out, found);
-        for (size_t i = 0; i < found.count; i++) y[found.indices[i]] -= found.values[i];
-        p2pavg_encode(P2PAVG_BF16, y, record.m, share, kept + 2 * at);
-        return true;
-    });
-    return finite;
-}
-
 int p2pavg_sparse_check(int codec, const uint8_t *src, size_t n) {
     return each_block(codec, src, n, [](const Record &record, const uint8_t *bytes, size_t) {
         return walk(record, bytes, [](size_t, float) {});

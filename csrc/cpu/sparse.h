@@ -23,11 +23,6 @@ size_t p2pavg_sparse_size(int codec, size_t n);
 // dst <- encode(src[n] * scale). Returns 1 when every value is finite; the record of a block that has another is NaN.
 int p2pavg_sparse_encode(int codec, const float *src, size_t n, float scale, uint8_t *dst);
 
-// With y[i] = src[i] * scale + owed[i] * decay / share, and owed bfloat16: dst <- encode(y);
-// kept[n], bfloat16, <- share * (y - what dst decodes to). Every step rounds to float32. Returns as encode does.
-int p2pavg_sparse_feedback(int codec, const float *src, size_t n, float scale, const uint8_t *owed, float share,
-                           float decay, uint8_t *dst, uint8_t *kept);
-
 // Whether these are the bytes of n finite elements: indices ascend inside their block, and nothing else is set.
 int p2pavg_sparse_check(int codec, const uint8_t *src, size_t n);
 

@@ -83,16 +83,29 @@ class EncodedResult:
         starts, counts = _cut(layout.parts, layout.chunk_elements)
         codecs.decode_runs(layout.codec, self.data, np.cumsum(sizes) - sizes, out, starts, counts)
 
+    def contribution_into(self, out: F32, rank: int) -> None:
+        """out: float32[numel] <- what the member of this rank contributed to an all-gather, as all got it."""
+        layout = self.layout
+        for part, begin, count, at, size in self._gathered():
+            if part.owner == rank:
+                layout.codec.decode(self.data[at : at + size], out[begin : begin + count], 1.0)
+
     def _sum_into(self, out: F32) -> None:
         """The sum of all contributions, each times its share: in the order of the parts, in float32."""
-        layout, at = self.layout, 0
+        layout, shares = self.layout, dict(zip(self.layout.parts, self.layout.shares, strict=True))
         out[:] = 0
-        for part, share in zip(layout.parts, layout.shares, strict=True):
+        for part, begin, count, at, size in self._gathered():
+            if shares[part] > 0:
+                layout.codec.decode_add(self.data[at : at + size], out[begin : begin + count], shares[part])
+
+    def _gathered(self) -> Iterator[tuple[Part, int, int, int, int]]:
+        """(part, first element, elements, first byte, bytes) of each chunk of an all-gather."""
+        layout, at = self.layout, 0
+        for part in layout.parts:
             for begin in range(0, part.count, layout.chunk_elements):
                 count = min(layout.chunk_elements, part.count - begin)
                 size = layout.codec.encoded_size(count)
-                if share > 0:
-                    layout.codec.decode_add(self.data[at : at + size], out[begin : begin + count], share)
+                yield part, begin, count, at, size
                 at += size
 
 

@@ -42,8 +42,6 @@ Indices: TypeAlias = npt.NDArray[np.int64]
 WIRE_IDS = {"none": twin.NONE, "fp16": twin.FP16, "bf16": twin.BF16, "int8": twin.INT8, "int4": twin.INT4}
 SPARSE_IDS = {f"sparse-{1 << low}": sparse.SPARSE + low for low in sparse.LOW_BITS}  # of `Outer(density=)`
 
-SPARSE_DECAY = 0.95  # of what sparse contributions have not sent, from one to the next (arXiv:2508.15706)
-
 
 @runtime_checkable
 class Codec(Protocol):
@@ -204,10 +202,6 @@ class _Sparse(_BuiltIn):
     """
 
     @property
-    def feedback(self) -> bool:
-        return True
-
-    @property
     def density(self) -> float:
         """The share of the values that is sent."""
         return 2.0 ** (sparse.SPARSE - self.wire_id)
@@ -363,11 +357,8 @@ def encode_feedback(
 ) -> bool:
     """With the mean m = src·scale, and `owed`, bfloat16, what averages lack of it so far: dst <- encode(m +
     owed/share), and m alone where that is 0; kept, bfloat16, <- owed + share·(m - what was sent). True when
-    all was finite. A sparse codec sends what is largest of m + SPARSE_DECAY·owed/share, and keeps the rest.
+    all was finite.
     """
-    if is_sparse(codec):
-        sent_by = compiled.sparse_feedback if isinstance(codec, NativeCodec) else sparse.feedback
-        return sent_by(codec.wire_id, src, scale, owed, share, SPARSE_DECAY, dst, kept)
     if isinstance(codec, NativeCodec):
         return compiled.encode_feedback(codec.wire_id, src, scale, owed, share, dst, kept)
     store, by = TwinCodec("bf16", twin.BF16), np.float32(share)

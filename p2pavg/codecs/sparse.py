@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from p2pavg.codecs import twin
 from p2pavg.native import Buffer
 
 F32 = npt.NDArray[np.float32]
@@ -77,20 +76,6 @@ def encode(codec: int, src: F32, dst: Buffer, scale: float) -> bool:
         with np.errstate(all="ignore"):
             rows = src[at:end].reshape(-1, record.m) * np.float32(scale)
         finite &= _encode_rows(record, rows, data[first:last].reshape(-1, record.size))
-    return finite
-
-
-def feedback(
-    codec: int, src: F32, scale: float, owed: Buffer, share: float, decay: float, dst: Buffer, kept: Buffer
-) -> bool:
-    """With y = src * scale + owed * decay / share: dst <- encode(y), kept <- share * (y - what was sent)."""
-    before, sent = np.empty_like(src), np.zeros_like(src)
-    twin.decode(twin.BF16, owed, before)
-    with np.errstate(all="ignore"):
-        wanted = src * np.float32(scale) + before * np.float32(decay) / np.float32(share)
-        finite = encode(codec, wanted, dst, 1.0)
-        decode(codec, dst, sent)
-        twin.encode(twin.BF16, wanted - sent, kept, share)
     return finite
 
 

@@ -130,6 +130,7 @@ class Average:
     late: bool
     result: EncodedResult  # decoded into bits that are equal on all peers
     note: Note  # of the leader, or of another member when that computed on: the same on all peers
+    rank: int = -1  # of this peer among the members; -1: the others made it without this peer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from p2pavg import codecs
-from p2pavg.allreduce.feedback import Residual
 from p2pavg.optim.outer.fragments import fragments_of
 from p2pavg.optim.outer.reference import Reference, Stepped
 from tests.swarm.outer_peer import BATCH, LR, WAYS, loss_of, net
@@ -67,15 +66,18 @@ class Replayed:
         sizes = [param.numel() for param in self.model.parameters()]
         self.layout = fragments_of(sizes, 1)
         self.reference = Reference(list(self.model.parameters()), self.layout, WAYS[how])
-        self.residual = Residual(self.layout.numel)
         self.inner = torch.optim.SGD(self.model.parameters(), lr=LR)
         self.steps = self.counted = 0
+        self.unsent = np.zeros(self.layout.numel, np.float32)
         self.late: list[int] = []  # epochs whose outer step is yet to come under its own moves
         self.start_at(theta)
 
     def start_at(self, theta: np.ndarray) -> None:
+        """Go on from the swarm's parameters, with what was not sent on top."""
         self.reference.theta[:] = theta
         self.reference.publish()
+        unsent = self.reference.views(-self.unsent[: self.layout.total])
+        self.reference.move(unsent, self.layout.whole, 1.0)
 
     def until(self, steps: int, theta: list[np.ndarray]) -> None:
         """Take local steps, and the outer steps that came between them."""
@@ -94,7 +96,7 @@ class Replayed:
             self.inner.step()
             self.steps += 1
 
-    def contribution(self, samples: int, share: float, theta: list[np.ndarray]) -> np.ndarray:
+    def contribution(self, samples: int, theta: list[np.ndarray]) -> np.ndarray:
         """What it moved in so many samples, as the others get it."""
         self.until(self.counted + samples // BATCH, theta)
         self.counted = self.steps
@@ -102,12 +104,12 @@ class Replayed:
         self.reference.displacement(moved)
         if self.how == "dense":
             return moved
-        codec = codecs.get("sparse-16")
+        codec, sent = codecs.get("sparse-16"), np.empty_like(moved)
         data = np.empty(codec.encoded_size(len(moved)), np.uint8)
-        assert self.residual.encode(codec, 0, moved, 1.0, data, share)
-        self.residual.commit()
-        codec.decode(data, moved)
-        return moved
+        assert codec.encode(moved, data, 1.0)
+        codec.decode(data, sent)
+        self.unsent = moved - sent
+        return sent
 
 
 def replay(logs: list[Log], how: str, epochs: int) -> nn.Module:
@@ -127,7 +129,7 @@ def replay(logs: list[Log], how: str, epochs: int) -> nn.Module:
         for peer, (weight, samples) in members.items():  # in rank order
             if weight:
                 share = weight / total
-                mean += np.float32(share) * peers[peer].contribution(int(samples), share, theta)
+                mean += np.float32(share) * peers[peer].contribution(int(samples), theta)
         swarm.adopt(swarm.stepped(mean))
         theta.append(swarm.theta.copy())
         for peer, replayed in peers.items():

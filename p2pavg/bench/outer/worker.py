@@ -17,9 +17,12 @@ from p2pavg.allreduce.feedback import Residual
 from p2pavg.bench.outer.model import Language, Sleeper, factor
 from p2pavg.bench.outer.pace import Pace
 from p2pavg.bench.workers import own_host, serve
+from p2pavg.optim.gradients.store import F32
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.optim.outer.settings import Outer
+from p2pavg.optim.outer.update import OuterUpdate, counts
 from p2pavg.report import RoundReport
+from p2pavg.rounds.training import Average
 
 REPORT_DEADLINE_S = 10.0
 LONG_S = 0.05  # a step() that took so long is told
@@ -45,6 +48,11 @@ def _lose(residual: Residual) -> None:
     """In the place of a commit: nothing is added to later contributions."""
 
 
+def _take_all(update: OuterUpdate, average: Average) -> F32 | None:
+    """In the place of `_taken`: what was not sent goes, too."""
+    return update._moved if counts(average, update._own) else None
+
+
 class OuterPeer:
     """The worker's commands."""
 
@@ -55,6 +63,7 @@ class OuterPeer:
         self._pace_path: Path | None = None
         if not config["feedback"]:
             Residual.commit = _lose  # type: ignore[method-assign, assignment]
+            OuterUpdate._taken = _take_all  # type: ignore[method-assign, assignment]
         if config["compute"] == "sleep":
             self.job: Language | Sleeper = Sleeper(config["params"], config["step_seconds"])
             inner: torch.optim.Optimizer = torch.optim.SGD(self.job.model.parameters(), lr=1e-3)

@@ -72,9 +72,14 @@ class Ahead:
 
 
 def prepared(
-    average: Average, reference: Reference, moved: F32 | None, keep_local: float, device: Device
+    average: Average,
+    reference: Reference,
+    moved: F32 | None,
+    taken: F32 | None,
+    keep_local: float,
+    device: Device,
 ) -> Ahead:
-    """moved: this peer's Δ, as it is in the average; None: it is not."""
+    """moved: this peer's Δ; taken: what of it is in the average. None: nothing is."""
     fragments = reference.fragments
     due = fragments.due(average.epoch)
     end = due.stop - due.start
@@ -85,7 +90,7 @@ def prepared(
     figures["theta_sha256_low"] = float(int.from_bytes(reference.digest(after=after)[:_LOW_BYTES], "big"))
     tail = mean[fragments.extra :][: fragments.extra_size].copy()
     keep = 1.0 if moved is None else keep_local
-    reference.shift(mean[:end], after, moved, keep)
+    reference.shift(mean[:end], after, taken, keep)
     return Ahead(after, device.to_device(mean[:end], _where(reference, due)), keep, tail, figures)
 
 

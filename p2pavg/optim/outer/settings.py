@@ -22,7 +22,7 @@ class Outer:
     its server.
 
     Args:
-        lr: the outer learning rate; None: 0.7, with density 1.0. 0.4 to 0.8, growing with peers and local
+        lr: the outer learning rate; None: 0.7, with density 1.5. 0.4 to 0.8, growing with peers and local
         steps, was best in
             arXiv:2503.09799.
         momentum: of the outer steps, 0 up to but not 1; 0 keeps no velocity (4 bytes a parameter less). None:
@@ -39,8 +39,9 @@ class Outer:
         sync_every: local steps between two averages, instead of `target_batch_size`, which is then None: an
             outer step takes sync_every · `batch_size_per_step` samples for each peer present.
         density: the share of Δ that is sent, from 1/256 to 1/16: the largest of each 4096 values, in two bits
-            each, to at most 12 peers; what is not sent is added to the next Δ, times 0.95. This is SparseLoCo
-            (Sarfi et al., 2025, arXiv:2508.15706) without its server. None: all of Δ, in `compression`.
+            each, to at most 12 peers; what is not sent stays in this peer's parameters, and so in its next Δ.
+            This is close to SparseLoCo (Sarfi et al., 2025, arXiv:2508.15706), without its server. None: all
+            of Δ, in `compression`.
 
     Raises:
         ConfigurationError: for values that cannot work.
@@ -66,8 +67,13 @@ class Outer:
                     "Outer(density=...) takes no momentum: what is not sent now comes with the next Δ, and "
                     "would count twice; leave momentum out"
                 )
+            if self.keep_local != 1.0:
+                raise ConfigurationError(
+                    "Outer(density=...) keeps what it did not send in this peer's parameters, and "
+                    "keep_local would lose a share of that at every round; leave keep_local out"
+                )
         if cast("float | None", self.lr) is None:
-            object.__setattr__(self, "lr", 0.7 if dense else 1.0)
+            object.__setattr__(self, "lr", 0.7 if dense else 1.5)
         if cast("float | None", self.momentum) is None:
             object.__setattr__(self, "momentum", 0.9 if dense else 0.0)
         for name, least, below in (

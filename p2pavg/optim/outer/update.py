@@ -64,7 +64,8 @@ class OuterUpdate:
     What a peer moved is Δ = θ_ref - θ_local, its weight the samples since. While a round is under way θ_ref
     stays as it is; a round that comes to nothing leaves Δ to be handed in again, larger. When the average
     comes, θ_ref takes the outer step, and θ_local becomes θ_ref with what is not in the average on top: all
-    of Δ for a peer whose weight was 0, what was moved behind the round with `overlap`, nothing otherwise.
+    of Δ for a peer whose weight was 0, what was not sent of it with a density, what was moved behind the
+    round with `overlap`, nothing otherwise.
 
     With `overlap` all of this but copying parameters and changing them is done on another thread.
     """
@@ -258,7 +259,7 @@ class OuterUpdate:
                 if isinstance(outcome, Average):
                     extra = self._step(outcome, ahead)
                     epoch = outcome.epoch + 1
-                    self._moves.sampling.committed(outcome, _counts(outcome, self._handed))
+                    self._moves.sampling.committed(outcome, counts(outcome, self._handed))
                 else:
                     self._load(outcome)
                     epoch = outcome.state.epoch
@@ -272,23 +273,36 @@ class OuterUpdate:
         return True
 
     def _ahead(self, average: Average) -> Ahead:
-        moved = self._moved if _counts(average, self._own) else None
-        return prepared(average, self._moves.reference, moved, self._settings.keep_local, self._device)
+        taken = self._taken(average)
+        moved = None if taken is None else self._moved
+        return prepared(average, self._moves.reference, moved, taken, self._settings.keep_local, self._device)
+
+    def _taken(self, average: Average) -> F32 | None:
+        """What of this peer's Δ is in the average: nothing (None), all, or what a density sent of it."""
+        if not counts(average, self._own):
+            return None
+        if not _sends_a_share(average):
+            return self._moved
+        taken = np.empty(self._fragments.numel, np.float32)
+        average.result.contribution_into(taken, average.rank)
+        if self._inherited is not None:  # what was sent holds it: its unsent rest is this peer's from now on
+            taken += self._moved - self._mean(self._handed, self._fragments.due(average.epoch))
+        return taken
 
     def _step(self, average: Average, ahead: Ahead | None) -> Mapping[str, float]:
         moves, reference = self._moves, self._moves.reference
         self.changes += 1
-        counted = _counts(average, self._own)  # what this peer moved
+        counted = counts(average, self._own)  # what this peer moved
         ahead = ahead or self._ahead(average)
         due = ahead.after.of
         reference.adopt(ahead.after)
-        if counted and (not self._behind or not ahead.keep):
+        if counted and not _sends_a_share(average) and (not self._behind or not ahead.keep):
             reference.publish(due)
         else:
             reference.move(reference.views(ahead.shift, due), due, ahead.keep)
         moves.buffers.agree(ahead.tail)
         moves.buffers.follow(ahead.tail, counted=counted)
-        if _counts(average, self._handed):
+        if counts(average, self._handed):
             self._inherited, self._inherited_samples = None, 0
         return ahead.figures
 
@@ -343,6 +357,11 @@ class OuterUpdate:
                 state.clear()
 
 
-def _counts(average: Average, samples: int) -> bool:
+def _sends_a_share(average: Average) -> bool:
+    """Whether contributions to the average were sparse: it holds what was sent of each, and no more."""
+    return bool(average.result.layout.shares)
+
+
+def counts(average: Average, samples: int) -> bool:
     """Whether so many samples, which were handed in, are in an average."""
     return samples > 0 and not average.late

@@ -130,6 +130,7 @@ class Performer:
             late=commit.late,
             result=job.encoded(),
             note=commit.note,
+            rank=job.rank,
         )
         self._deliveries.put(average, commit)
         self._states.committed(commit, average)

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2pavg import codecs, native
-from p2pavg.allreduce.feedback import Residual
 from p2pavg.codecs import sparse
 from p2pavg.errors import ConfigurationError
 from p2pavg.native import compiled
@@ -67,20 +66,16 @@ def twins(name: str) -> tuple[codecs.Codec, codecs.Codec]:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n", LENGTHS)
 def test_twins_agree(isa: str, name: str, n: int) -> None:
-    """Every instruction set and NumPy encode, decode, add and keep the same bits."""
+    """Every instruction set and NumPy encode, decode and add the same bits."""
     twin, native_codec = twins(name)
     assert twin.encoded_size(n) == native_codec.encoded_size(n) == compiled.encoded_size(twin.wire_id, n)
     for seed in range(5):
-        x, owed = vector(seed, n), np.empty(2 * n, np.uint8)
-        codecs.get("bf16").encode(vector(0, n), owed, 0.3)
-        found = []
+        x, found = vector(seed, n), []
         for codec in (twin, native_codec):
-            data, kept = encoded(codec, x, 0.5), np.empty(2 * n, np.uint8)
+            data = encoded(codec, x, 0.5)
             acc = np.full(n, 0.25, np.float32)
             assert codec.decode_add(data, acc, 0.7)
-            fed = np.empty_like(data)
-            assert codecs.encode_feedback(codec, x, 0.5, owed, 0.3, fed, kept)
-            parts = (data, decoded(codec, data, n), acc, fed, kept)
+            parts = (data, decoded(codec, data, n), acc)
             found.append([part.tobytes() for part in parts])
             assert codecs.is_sound(codec, data, n)
         assert found[0] == found[1]
@@ -152,41 +147,9 @@ def test_hostile_bytes(seed: int, n: int, flips: int) -> None:
     assert not codecs.is_sound(codec, data[:-1], n)
 
 
-class TestFeedback:
-    def test_what_was_not_sent_comes_later(self) -> None:
-        """A direction that never changes is sent wholly in time, less what decays; without feedback most of
-        it never is.
-        """
-        codec, mean = codecs.get("sparse-16"), vector(0, 4096)
-        residual, sent, alone = Residual(len(mean)), np.zeros(len(mean)), np.zeros(len(mean))
-        rounds = 200
-        for _ in range(rounds):
-            out = np.empty(codec.encoded_size(len(mean)), np.uint8)
-            assert residual.encode(codec, 0, mean, 1.0, out, 0.25)
-            residual.commit()
-            sent += decoded(codec, out, len(mean))
-            alone += decoded(codec, encoded(codec, mean), len(mean))
-        cosine = [float(v @ mean / np.linalg.norm(v) / np.linalg.norm(mean)) for v in (sent, alone)]
-        assert cosine[0] > 0.9
-        assert cosine[1] < 0.65
-        assert np.count_nonzero(sent) > 8 * np.count_nonzero(alone)
-
-    def test_an_attempt_that_failed_changes_nothing(self) -> None:
-        """Until commit() every attempt sends the same bytes, whatever shares others had in between."""
-        codec, residual = codecs.get("sparse-64"), Residual(5000)
-
-        def attempt(seed: int, share: float) -> bytes:
-            out = np.empty(codec.encoded_size(5000), np.uint8)
-            assert residual.encode(codec, 0, vector(seed, 5000), 1.0, out, share)
-            return out.tobytes()
-
-        attempt(0, 0.5)
-        residual.commit()
-        first = attempt(3, 0.25)
-        attempt(1, 0.9)
-        assert attempt(3, 0.25) == first
-        residual.commit()
-        assert attempt(3, 0.25) != first
+def test_nothing_is_kept_beside_it() -> None:
+    """What a sparse codec does not send stays where it was measured from: in a peer's parameters."""
+    assert not codecs.has_feedback(codecs.get("sparse-64"))
 
 
 @pytest.mark.parametrize("density", [1.0, 0.3, 1 / 512, 0, "1/64"])

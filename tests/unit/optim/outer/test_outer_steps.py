@@ -426,7 +426,7 @@ def test_a_density_goes_without_momentum() -> None:
     """Outer(density=) has outer steps of its own; momentum beside it, and a share of no codec, are
     refused.
     """
-    assert (Outer(density=1 / 64).lr, Outer(density=1 / 64).momentum) == (1.0, 0.0)
+    assert (Outer(density=1 / 64).lr, Outer(density=1 / 64).momentum) == (1.5, 0.0)
     assert (Outer().lr, Outer().momentum) == (0.7, 0.9)
     assert "density=1/64" in Outer(density=1 / 64).terms()
     with pytest.raises(ConfigurationError, match="takes no momentum"):
