@@ -25,7 +25,7 @@ from p2pavg.report.plot import from_zero
 
 WORKER = "p2pavg.bench.outer.worker"
 START_DEADLINE_S = 120.0
-SECONDS_A_STEP = 2.0  # the longest that a microbatch may take, its share of a round included
+SECONDS_A_STEP = 10.0  # the longest that a microbatch may take, its share of a round included
 CHUNK = 1 << 17
 DATA_PARALLEL = DEFAULT = "fp16"
 # Student's t: the 97.5% quantiles, from one degree of freedom on.
