@@ -6,8 +6,10 @@ never leaves Python's bytecode in every peer, and beside a torch training loop i
 rate_of_idle          seconds of an idle round over those of this one, as medians
 bytes_per_cpu_of_idle bytes for each CPU second of averaging, over those of idle peers, as medians
 lost_over_used        what the other work lost while rounds ran, in its own seconds at the speed that it had
-                      just before and after, over the CPU seconds that averaging used, in all; over loopback
-                      only, for the lab's router takes processors too
+                      just before and after, over the CPU seconds of all other threads of the peers, the
+                      caller's among them; over loopback only, for the lab's router takes processors too
+slower_over_used      of that, what it lost while it had a processor: the CPU seconds, by its own clock, that
+                      its work took beyond those it takes alone: caches, and handing the interpreter over
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def play(kind: str, topology: str | None, rounds: int) -> dict[str, float]:
 
         def rest() -> None:
             answers = workers.all(deadline_s=DEADLINE_S, do="rest", seconds=REST_S)
-            alone.append([answer["beside_rate"] for answer in answers])
+            alone.append([(answer["beside_rate"], cost_of(answer)) for answer in answers])
 
         contestant.play()
         rest()
@@ -47,7 +49,6 @@ def play(kind: str, topology: str | None, rounds: int) -> dict[str, float]:
             contestant.play()
             rest()
         answers = [answer for round_ in contestant.measured for answer in round_]
-        used = sum(answer["averaging_cpu_seconds"] for answer in answers)
         found = {
             "seconds": median(contestant.seconds()),
             "averaging_cpu_seconds": median(a["averaging_cpu_seconds"] for a in answers),
@@ -55,14 +56,28 @@ def play(kind: str, topology: str | None, rounds: int) -> dict[str, float]:
         }
         if kind != "none" and topology is None:
             usual = [
-                (before + after) / 2 for pair in pairwise(alone) for before, after in zip(*pair, strict=True)
+                [(before + after) / 2 for before, after in zip(*both, strict=True)]
+                for pair in pairwise(alone)
+                for both in zip(*pair, strict=True)
             ]
             lost = [
                 answer["seconds"] * (1 - answer["beside_rate"] / rate)
-                for answer, rate in zip(answers, usual, strict=True)
+                for answer, (rate, _) in zip(answers, usual, strict=True)
             ]
+            slower = [
+                answer["beside_cpu_seconds"] - answer["beside_units"] * cost
+                for answer, (_, cost) in zip(answers, usual, strict=True)
+            ]
+            used = sum(answer["cpu_seconds"] - answer["beside_cpu_seconds"] for answer in answers)
+            found["cpu_seconds"] = used / len(answers)
             found["lost_over_used"] = sum(lost) / used
+            found["slower_over_used"] = sum(slower) / used
         return found
+
+
+def cost_of(answer: dict[str, Any]) -> float:
+    """CPU seconds of a unit of the other work."""
+    return float(answer["beside_cpu_seconds"] / max(1, answer["beside_units"]))
 
 
 def main() -> int:

@@ -72,6 +72,7 @@ def beside() -> str:
             number(row["averaging_cpu_seconds"]),
             number(row["bytes_per_cpu_of_idle"]),
             number(row.get("lost_over_used")),
+            number(row.get("slower_over_used")),
         ]
         for network in ("loopback", "two-300ms")
         for kind, row in content[network].items()
@@ -84,7 +85,10 @@ def beside() -> str:
         "CPU s of averaging",
         "bytes per CPU s of idle",
     ]
-    return table([*head, "lost over used"], rows) + f"\n`beside.json`: {measured(content)}.\n"
+    return (
+        table([*head, "lost over used", "slower over used"], rows)
+        + f"\n`beside.json`: {measured(content)}.\n"
+    )
 
 
 def line_rate() -> str:

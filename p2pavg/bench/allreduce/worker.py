@@ -33,6 +33,13 @@ class Beside:
             self._thread.start()
             self._at_work.wait()
 
+    def cpu_seconds(self) -> float:
+        """CPU time of the thread so far; 0.0 without one, and where the system does not tell."""
+        ident = None if self._thread is None else self._thread.ident
+        if ident is None or not hasattr(time, "pthread_getcpuclockid"):
+            return 0.0
+        return time.clock_gettime(time.pthread_getcpuclockid(ident))
+
     def stop(self) -> None:
         """Stop before the interpreter ends, as a thread inside torch would crash the process then."""
         self._stopping.set()
@@ -100,18 +107,23 @@ class Averaging:
 
     def rest(self, command: dict[str, Any]) -> dict[str, Any]:
         """Average nothing for some seconds, so that the other thread's work has the machine for itself."""
-        units, start = self.beside.units, time.monotonic()
+        cpu, units, start = self.beside.cpu_seconds(), self.beside.units, time.monotonic()
         time.sleep(command["seconds"])
-        return {"beside_rate": (self.beside.units - units) / (time.monotonic() - start)}
+        done, seconds = self.beside.units - units, time.monotonic() - start
+        return {
+            "beside_rate": done / seconds,
+            "beside_units": done,
+            "beside_cpu_seconds": self.beside.cpu_seconds() - cpu,
+        }
 
     def round(self, command: dict[str, Any]) -> dict[str, Any]:
         """Average once."""
         memory = peak_reset()
         cpu, own, units = time.process_time(), self.peer.cpu_seconds(), self.beside.units
-        start = time.monotonic()
+        beside, start = self.beside.cpu_seconds(), time.monotonic()
         report = asyncio.run(self.peer.all_reduce(self.vector, group_size=self.peers, timeout=300.0))
         seconds = time.monotonic() - start
-        done = self.beside.units - units
+        done, beside = self.beside.units - units, self.beside.cpu_seconds() - beside
         cpu, own = time.process_time() - cpu, self.peer.cpu_seconds() - own
         extra = max(0, peak() - memory)
         expected = np.float32((self.peers + 1) / 2)
@@ -127,6 +139,8 @@ class Averaging:
             "max_abs_error": error,
             "digest": hashlib.blake2b(self.vector.tobytes(), digest_size=16).hexdigest(),
             "beside_rate": done / seconds,
+            "beside_units": done,
+            "beside_cpu_seconds": beside,
             "engine": self.peer.engine_name,
             **_from_report(report),
         }
