@@ -27,6 +27,7 @@ from p2pavg.data.runs import (
 from p2pavg.errors import ConfigurationError
 
 AHEAD = 2.0  # a peer holds leases for so many epochs like its last one
+MEANWHILE = 0.5  # of an epoch like this one may be drawn while a round is under way
 PIECES = 256  # of a pass that are claimed one at a time, so that blocks of one sample make no endless list
 MOST_CLAIM_RUNS = 4096
 MOST_CLAIMED = 1 << 20  # positions of one peer, the lowest: others draw beyond these
@@ -118,6 +119,7 @@ class Draws:
                 )
             if not self._ready:
                 self._claim()
+                self._tell()
             first, end = self._ready[0]
             if current_pass is not None and first // self.length != current_pass:
                 self._ended = True
@@ -127,11 +129,11 @@ class Draws:
             self._out = _appended(self._out, run)
             return run
 
-    def _claim(self) -> None:
+    def _claim(self) -> bool:
         """Of what the ledger leaves free, each of n peers takes every n-th piece: those that know each other
         and stand at the same round never meet, though nobody waits to hear what others claim. Each begins
         somewhere else in the pass, by its name, so that those that know different peers hardly ever meet;
-        who is alone draws the lowest first.
+        who is alone draws the lowest first. Returns whether there was one to take.
         """
         me = self._me or b""
         names = sorted({me, *map(notes.name, self._peers())})
@@ -145,7 +147,7 @@ class Draws:
         piece = piece or first_piece(free, taken, self._piece, *mine)
         self._held = union(self._held, piece)
         self._refresh()
-        self._tell()
+        return bool(piece)
 
     def _free(self) -> Runs:
         """What nobody has a lease for and is not consumed; beyond all that is, in a run of its own."""
@@ -185,6 +187,11 @@ class Draws:
         with self._lock:
             self._declared = samples
             drawn = union(head(self._trained, samples)[0])
+            # What is claimed while the round is under way the others would hear of too late.
+            if size(self._ready) < (meanwhile := int(MEANWHILE * samples)):
+                while size(self._ready) < meanwhile and self._claim():
+                    pass
+                self._tell()
             most = max(samples, self._epoch_drew)
             wanted = size(self._out) + size(self._trained) - samples + int(AHEAD * most)
             return notes.say(inner, Said(drawn, self._unleased(), wanted))

@@ -276,6 +276,22 @@ def test_a_lease_of_a_peer_that_is_gone_returns() -> None:
     assert difference(lease, left.draws.ledger.consumed) == ()
 
 
+def test_what_is_drawn_while_the_first_round_is_under_way_is_nobody_elses() -> None:
+    """Without leases peers go on claiming while they average: that is told before, and leased to them."""
+    swarm = Swarm(0)
+    swarm.members = members = [Member(number, swarm) for number in (1, 2, 3)]
+    for member in members:
+        member.train(24)
+    notes = {member.id: member.draws.say(b"", 24) for member in members}
+    for member in members:
+        member.train(12)
+    note, refused = members[0].draws.combine(notes, [member.id for member in members], members[0].id)
+    assert not refused
+    for member in members:
+        member.draws.committed(note, 0, True)
+    assert not any(member.draws.spoiled for member in members)
+
+
 def cut_off() -> tuple[Swarm, Member, Member]:
     """A peer that stays, and one that claimed, trained, and then missed a round that others grew in."""
     swarm = Swarm(0)
