@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from p2pavg.forecast.bounds import Bools, Bounds, Counts, Estimates
+from p2pavg.forecast.bounds import F64, Bools, Bounds, Counts, Estimates
 from p2pavg.forecast.inventory import Inventory, MachineOffer
 from p2pavg.forecast.laws import Overheads, PeerProfile, Swarm, dollars_per_hour, epoch
 from p2pavg.plan import MOST_FLAT
@@ -25,7 +25,7 @@ from p2pavg.plan import MOST_FLAT
 EXHAUSTIVE = 20_000
 KEEP = 1.05  # the plan at hand is left for another that is better by more than this factor
 _TURNS, _LOOKED_AROUND = 6, 12  # how often a pool is made larger, around how many of its best swarms
-_JUDGED = 8  # of what may replace the plan at hand
+_STEPS, _NEAR, _JUDGED = 6, 150, 6  # from the plan at hand; and of what may replace it
 _FRONT = 0.9  # of a plan's dollars: what the next cheaper one of the front may cost
 
 
@@ -53,6 +53,13 @@ class Goal:
         """The larger, the better."""
         return -plan.dollars_hour if self.cheapest else plan.sps
 
+    def likely(self, sps: F64, dollars: F64) -> F64:
+        """The values of swarms of about so much, less what they are beyond the limits."""
+        beyond = np.maximum(1.0, np.maximum(dollars, 1e-9) / max(self.dollars_hour, 1e-9))
+        short = np.maximum(1.0, self.sps / np.maximum(sps, 1e-9))
+        found: F64 = -dollars * short**4 if self.cheapest else sps / beyond**2
+        return found
+
     def worth(self, now: MachinePlan, other: MachinePlan) -> bool:
         """Whether to leave the plan at hand."""
         if self.cheapest:
@@ -78,7 +85,7 @@ class Judge:
         self.limits = np.array(counts, dtype=np.int64)
         self.whole = float(np.prod(self.limits + 1.0)) <= EXHAUSTIVE
         self.before: Estimates | None = None  # the pool of an offer that was larger
-        self._bounds = Bounds(inventory, self.overheads)
+        self.bounds = Bounds(inventory, self.overheads)
         self._known: dict[tuple[int, ...], MachinePlan] = {}
 
     def within(self, most: Sequence[int] | Counts) -> Judge:
@@ -108,16 +115,16 @@ class Judge:
             some = fresh.swarms[np.unique(evenly)]
             looked |= {counts.tobytes() for counts in some}
             near = np.concatenate([around(counts, self.limits) for counts in some])
-            cheaper = np.searchsorted(found.about, near @ self._bounds.rent, side="right")
+            cheaper = np.searchsorted(found.about, near @ self.bounds.rent, side="right")
             fastest = np.maximum.accumulate(np.concatenate([[0.0], found.sps]))
-            near = near[near @ self._bounds.sps > fastest[cheaper]]  # others are slower or dearer for certain
+            near = near[near @ self.bounds.sps > fastest[cheaper]]  # others are slower or dearer for certain
             found = found.beside(self.estimated(near)).front()
         return found
 
     def estimated(self, swarms: Counts) -> Estimates:
         """Those of one peer up to as many as are tested, each once."""
         swarms = swarms[(swarms.sum(1) > 0) & (swarms.sum(1) <= MOST_FLAT)]
-        return self._bounds.of(np.unique(swarms, axis=0))
+        return self.bounds.of(np.unique(swarms, axis=0))
 
     def plan(self, counts: Sequence[int] | Counts) -> MachinePlan:
         """One swarm, judged by the laws."""
@@ -151,15 +158,15 @@ def search(judge: Judge, goal: Goal, begin: Sequence[int] | None = None) -> Mach
     """The best swarm of the pool; None: none meets the goal.
 
     begin: the plan at hand, kept unless another is better by `KEEP`: of what is left of an earlier pool, and
-    of what is around the plan. Where none of these meets the goal, of all.
+    of what a few steps around the best of these reach. Where none of these meets the goal, of all.
     """
     if begin is None:
         return _best(judge, goal, judge.pool)
     now = judge.plan(np.minimum(begin, judge.limits))
-    pool = judge.pool if judge.whole else judge.estimated(_left(judge, now))
+    pool = judge.pool if judge.whole else _left(judge, goal, now)
     best = _best(judge, goal, pool, now if goal.met(now) else None, _JUDGED)
     if best is None:
-        return None if judge.whole else search(judge, goal)
+        return _best(judge, goal, judge.pool)
     return now if goal.met(now) and not goal.worth(now, best) else best
 
 
@@ -181,27 +188,35 @@ def front(judge: Judge) -> list[MachinePlan]:
 def _best(
     judge: Judge, goal: Goal, pool: Estimates, known: MachinePlan | None = None, most: float = math.inf
 ) -> MachinePlan | None:
-    """The best of `known` and the pool. The likeliest are judged, until no other may be better, or something
-    is known and `most` were judged.
+    """The best of `known` and the pool. The likeliest are judged, until no other may be better, or `most`
+    were.
     """
-    about = np.maximum(pool.about, 1e-9)
-    likely = -about if goal.cheapest else pool.sps * np.minimum(1.0, goal.dollars_hour / about) ** 2
     may = goal.open(pool, known)
-    for at in np.argsort(-likely, kind="stable"):
-        if may[at]:
+    for at in np.argsort(-goal.likely(pool.sps, pool.about), kind="stable"):
+        if may[at] and most > 0:
             plan = judge.plan(pool.swarms[at])
             if goal.met(plan) and (known is None or goal.value(plan) > goal.value(known)):
                 known, may = plan, goal.open(pool, plan)
             most -= 1
-            if known is not None and most <= 0:
-                break
     return known
 
 
-def _left(judge: Judge, now: MachinePlan) -> Counts:
-    """What is left of an earlier pool, and what is around the plan at hand."""
+def _left(judge: Judge, goal: Goal, now: MachinePlan) -> Estimates:
+    """What is left of an earlier pool, and what a few steps around the likeliest reach."""
     earlier = judge.pool if judge.before is None else judge.before
-    return np.concatenate([np.minimum(earlier.swarms, judge.limits), around(now.counts, judge.limits)])
+    found = judge.estimated(np.minimum([*earlier.swarms, now.counts], judge.limits))
+    looked: set[bytes] = set()
+    for _ in range(_STEPS):
+        if not len(found.swarms):
+            break
+        at = found.swarms[goal.likely(found.sps, found.about).argmax()]
+        if at.tobytes() in looked:
+            break
+        looked.add(at.tobytes())
+        near = around(at, judge.limits)
+        roughly = goal.likely(near @ judge.bounds.sps, near @ judge.bounds.rent)
+        found = found.beside(judge.estimated(near[np.argsort(-roughly, kind="stable")[:_NEAR]]))
+    return found
 
 
 def around(counts: Sequence[int] | Counts, limits: Counts) -> Counts:
