@@ -130,7 +130,7 @@ def replay(logs: list[Log], how: str, epochs: int) -> nn.Module:
             if weight:
                 share = weight / total
                 mean += np.float32(share) * peers[peer].contribution(int(samples), theta)
-        swarm.adopt(swarm.stepped(mean))
+        swarm.adopt(swarm.stepped(mean, gathered=len(members) > 1))
         theta.append(swarm.theta.copy())
         for peer, replayed in peers.items():
             if members.get(peer, [0.0])[0]:

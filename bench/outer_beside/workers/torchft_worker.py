@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -24,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "versus" / "workers"))
 from lines import interface_of, own_host, serve
 
 from p2pavg.bench.outer.model import Language, Sleeper, factor
+
+socket.gethostname = own_host  # under this name others fetch a state from it: a lab's hosts have no other
 
 LONG_S = 0.05  # a step() that took so long is told
 

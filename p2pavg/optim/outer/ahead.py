@@ -85,7 +85,7 @@ def prepared(
     end = due.stop - due.start
     mean = np.empty(fragments.numel, np.float32)
     average.result.decode_into(mean)
-    after = reference.stepped(mean, due)
+    after = reference.stepped(mean, due, gathered=bool(average.result.layout.shares))
     figures = {} if moved is None else _compared(moved[:end], mean[:end])
     figures["theta_sha256_low"] = float(int.from_bytes(reference.digest(after=after)[:_LOW_BYTES], "big"))
     tail = mean[fragments.extra :][: fragments.extra_size].copy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -115,15 +115,21 @@ class Reference:
         for local, start, moved in zip(own, starts, self.views(out, there), strict=True):
             torch.sub(start, local.float(), out=moved)
 
-    def stepped(self, mean: F32, of: Fragment | None = None) -> Stepped:
+    def stepped(self, mean: F32, of: Fragment | None = None, *, gathered: bool = False) -> Stepped:
         """One outer step of a fragment, or of all, on the mean displacement, which may go on behind it. The
         reference stays as it is until `adopt`.
+
+        gathered: the mean is of sparse contributions. With a density another one is all that a peer alone
+        moved, and is taken as it is: the outer learning rate makes up for what others have not sent.
         """
         there = of or self.fragments.whole
         at = slice(there.start, there.stop)
         theta = self.theta[at].copy()
         velocity = None if self.velocity is None else self.velocity[at].copy()
-        outer_step(theta, velocity, mean[: len(theta)], self._settings)
+        settings = self._settings
+        if settings.density is not None and not gathered:
+            settings = replace(settings, lr=1.0)
+        outer_step(theta, velocity, mean[: len(theta)], settings)
         return Stepped(there, theta, velocity)
 
     def adopt(self, after: Stepped) -> None:

@@ -17,7 +17,7 @@ from p2pavg.optim.outer.settings import Outer
 from p2pavg.plan.part import Part
 from p2pavg.rounds.training import Average
 from tests.unit.optim.fake_swarm import FakeSwarm, encoded
-from tests.unit.optim.outer.test_outer_steps import train, vector
+from tests.unit.optim.outer.test_outer_steps import batch, train, vector
 
 CHUNK = 1 << 16
 DENSITY = 1 / 16
@@ -120,13 +120,17 @@ def test_what_is_not_sent_stays_on_top(swarm: Gathering, overlap: int, fragments
 
 
 def test_alone_all_of_it_is_taken(swarm: Gathering) -> None:
-    """An average that is not sparse leaves nothing on top."""
+    """A peer alone with a density trains as without outer steps: its own moves are taken as they are."""
     swarm.exact = True
-    model = net()
-    opt = wrap(model)
-    train(model, opt, range(4))
-    assert opt.epoch == 1
-    assert torch.equal(vector(model), flat(opt._reference.views(opt._reference.theta)))
+    model, plain = net(), net()
+    opt, inner = wrap(model), torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    train(model, opt, range(12))
+    for number in range(12):
+        inner.zero_grad()
+        plain(batch(number)).square().mean().backward()
+        inner.step()
+    assert opt.epoch == 3
+    torch.testing.assert_close(vector(model), vector(plain), atol=1e-6, rtol=0)
     opt.close()
 
 
