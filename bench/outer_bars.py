@@ -6,8 +6,8 @@ is a process of its own, so that a machine with many cores can run several at on
 tune: the grid of learning rates and momenta, with a seed that no other section has.
 two, four: so many peers beside data-parallel training on the same samples, each as tuned.
 codec: two peers in int4, beside no compression with the same seeds, and without feedback.
-sparse: two peers that send a 64th, beside the same outer steps uncompressed, and without feedback.
-averages: the same, by the number of averages.
+averages: two peers that send a 64th, beside the same outer steps uncompressed, by the number of averages; and
+where what was not sent is lost.
 alone: one peer with outer steps, with and without momentum, and with density 1/64, beside itself without.
 fragments: four fragments behind the local steps, beside one piece that is waited for; and with half of what
 was moved meanwhile.
@@ -41,8 +41,9 @@ NONE = ("--compression", "none")
 FLAT = ("--momentum", 0, "--outer-lr", 1)
 GRID, MOMENTA = (1e-2, 2e-2, 4e-2), (0.5, 0.7, 0.9)
 UNSEEN = 100  # the seed of `tune`
-TUNED = {1: (2e-2, 0.7), 2: (2e-2, 0.7), 4: (2e-2, 0.7)}  # inner learning rate and momentum
-TUNED_PLAIN = {1: 2e-2, 2: 4e-2, 4: 4e-2}
+TUNED = {2: (2e-2, 0.7), 4: (2e-2, 0.7)}  # inner learning rate and momentum
+TUNED_PLAIN = {2: 4e-2, 4: 4e-2}
+ALONE_LR = 2e-2
 
 
 def outer(*words: object) -> Figures:
@@ -107,39 +108,31 @@ def codec(args: argparse.Namespace) -> Figures:
     )
 
 
-def sparse(args: argparse.Namespace) -> Figures:
-    alone = ("--peers", 2, "--only", "outer", "--lr", tuned(2)[1], *training(args))
-    plain = outer(*NONE, *FLAT, *alone)
-    few, lossy = (outer("--density", "1/64", *words, *alone) for words in ((), ("--without-feedback",)))
-    return spread("density_excess", above(few, plain, "losses")) | spread(
-        "density_without_feedback_excess", above(lossy, plain, "losses")
-    )
-
-
 def averages(args: argparse.Namespace) -> Figures:
     """Of small batches, which make long runs affordable."""
     figures: Figures = {}
     for count in args.averages:
         alone = ("--peers", 2, "--only", "outer", "--lr", 1e-2, *run(args, batch=8, averages=count))
-        plain = outer(*NONE, *FLAT, "--seeds", args.seeds, *alone)
-        few = outer("--density", "1/64", "--seeds", args.seeds, *alone)
+        alone = (*alone, "--seeds", min(args.seeds, 3))
+        plain = outer(*NONE, *FLAT, *alone)
+        few, lossy = (outer("--density", "1/64", *words, *alone) for words in ((), ("--without-feedback",)))
         figures |= spread(f"density_excess_after_{count}_averages", above(few, plain, "losses"))
+        figures |= spread(
+            f"density_without_feedback_excess_after_{count}_averages", above(lossy, plain, "losses")
+        )
     return figures
 
 
 def alone(args: argparse.Namespace) -> Figures:
     one = ("--peers", 1, *training(args))
-    plain = outer("--only", "data-parallel", *plainly_tuned(1), *one)
-    ways = {
-        "alone": (*NONE, *tuned(1)),
-        "alone_as_two": (*NONE, *tuned(2)),
-        "alone_without_momentum": (*NONE, "--lr", tuned(1)[1], *FLAT),
-        "alone_density": ("--lr", tuned(1)[1], "--density", "1/64"),
-    }
+    plain = outer("--only", "data-parallel", "--lr", ALONE_LR, *one)
+    ways: dict[str, tuple[object, ...]] = {f"momentum_{it:g}": ("--momentum", it, *NONE) for it in MOMENTA}
+    ways |= {"without_momentum": (*FLAT, *NONE), "density": ("--density", "1/64")}
     figures: Figures = {}
     for name, words in ways.items():
-        found = outer("--only", "outer", *words, *one)
-        figures |= spread(f"{name}_excess", above(found, plain, "losses_data_parallel"))
+        found = outer("--only", "outer", "--lr", ALONE_LR, *words, *one)
+        excess = [a / b - 1 for a, b in zip(found["losses"], plain["losses_data_parallel"], strict=True)]
+        figures |= spread(f"alone_{name}_excess", excess)
     return figures
 
 
@@ -228,7 +221,6 @@ SECTIONS = {
     "two": two,
     "four": four,
     "codec": codec,
-    "sparse": sparse,
     "averages": averages,
     "alone": alone,
     "fragments": fragments,
@@ -242,13 +234,13 @@ def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
-    parser.add_argument("--seeds", type=positive_int, default=10, help="of every comparison of losses")
+    parser.add_argument("--seeds", type=positive_int, default=8, help="of every comparison of losses")
     parser.add_argument("--params", type=positive_int, default=30_000, help="of the model")
     parser.add_argument("--sent-params", type=positive_int, default=4_000_000, help="where bytes are counted")
-    parser.add_argument("--batch", type=positive_int, default=32)
-    parser.add_argument("--outer-steps", type=positive_int, default=100)
+    parser.add_argument("--batch", type=positive_int, default=16)
+    parser.add_argument("--outer-steps", type=positive_int, default=60)
     parser.add_argument("--peers", type=positive_int, default=2, help="of tune")
-    parser.add_argument("--averages", type=positive_int, nargs="+", default=[100, 300, 1000])
+    parser.add_argument("--averages", type=positive_int, nargs="+", default=[300])
     add_output_options(parser, plot=False)
     args = parser.parse_args()
     path = Path(args.json) if args.json and args.json != "-" else None
