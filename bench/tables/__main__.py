@@ -21,7 +21,7 @@ from bench.tables.readme import readme
 from bench.tables.results import ROOT
 from bench.tables.swarms import faults, same_training, security
 from bench.tables.verbs import benches, idle, others
-from bench.tables.world import world, world_others
+from bench.tables.world import world, world_first, world_others
 
 PAGES = (ROOT / "README.md", ROOT / "docs" / "numbers.md", ROOT / "docs" / "world.md")
 PLACE = re.compile(r"(<!-- numbers: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -46,6 +46,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "faults": faults,
     "others": others,
     "world": world,
+    "world_first": world_first,
     "world_others": world_others,
 }
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from bench.tables.markdown import Row, table
 from bench.tables.results import fractions, lab_rows, result, results
-from bench.tables.world import first_figures
 
 
 def readme() -> str:
     """The figures that a reader should know first."""
-    rows: list[Row] = first_figures()
+    rows: list[Row] = []
     demo, seeds = result("demo"), result("seeds")
     if demo is not None:
         words = (

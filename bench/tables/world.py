@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bench.tables.markdown import Row, number, table
-from bench.tables.results import measured, result
+from bench.tables.results import ROOT, measured, result
 from bench.world.page import STALL_BARS, bars
 
 WRONG = ("hangs", "crashes", "divergences", "indices_lost", "indices_doubled", "averages_misnamed")
@@ -36,33 +36,38 @@ def _cell(said: str, holds: bool | None) -> str:
     return f"**{said}**" if holds is False else said
 
 
-def first_figures() -> list[Row]:
-    """Of the world's runs, for the README: what befell them, and four figures, each the worst of all runs."""
+def world_first() -> str:
+    """For the README: the picture of a run, and four figures of all runs together or of the worst."""
     found = result("world")
     if found is None:
-        return []
+        return ""
     runs = found["runs"]
-    void = ", on a machine too busy to count seconds" if any(run["void"] for run in runs) else ""
     faults, minutes = sum(run["faults"] for run in runs), sum(run["seconds"] for run in runs) / 60
     wrong = sum(run[name] for run in runs for name in WRONG)
     stalls = [run["longest_stall_s_by_fault"] for run in runs]
     longest = max(stall.get(fault, 0.0) for stall in stalls for fault in STALL_BARS)
-    what = f"`make world`, six peers in an emulated internet{void}"
-    return [
+    share = min(run["share_of_data_parallel_one_in"] for run in runs)
+    rows: list[Row] = [
         [
-            f"{what}: faults in {minutes:.0f} minutes / hangs, other bits, samples lost or doubled",
-            f"{faults} / {wrong}",
+            f"faults in {minutes:.0f} minutes; hangs, crashes, other bits, samples lost or doubled",
+            f"{faults}; {wrong}",
         ],
         [
             "local steps of living peers that ended in averages",
-            f"{min(run['step_efficiency'] for run in runs):.0%}",
+            f"{min(r['step_efficiency'] for r in runs):.0%}",
         ],
-        [
-            "bytes sent, beside data-parallel training's",
-            f"1/{min(run['share_of_data_parallel_one_in'] for run in runs):.0f}",
-        ],
+        ["bytes sent, joins and control included, beside data-parallel training's", f"1/{share:.0f}"],
         ["longest stall of the others after a kill, a stop, a cut or a sleep", f"{longest:.1f} s"],
     ]
+    void = " The machine was too busy to count seconds." if any(run["void"] for run in runs) else ""
+    told = (
+        "`make world`: three homes behind NATs, a campus and two clouds in an emulated internet, and what "
+        f"befalls them there; [docs/world.md](docs/world.md) tells it.{void}"
+    )
+    picture = (
+        "![The web page of that run](docs/world.png)\n\n" if (ROOT / "docs" / "world.png").exists() else ""
+    )
+    return f"{told}\n\n{picture}{table(['', ''], rows)}"
 
 
 def world_others() -> str:

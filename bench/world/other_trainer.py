@@ -29,6 +29,7 @@ def _hivemind(model: torch.nn.Module, config: dict[str, Any]) -> Built:
         initial_peers=config["initial_peers"],
         host_maddrs=[f"/ip4/0.0.0.0/tcp/{config['port']}"],
         client_mode=not config["public"],  # as its documentation says of peers that nobody can dial
+        startup_timeout=120.0,
         start=True,
     )
     opt = hivemind.Optimizer(
@@ -69,7 +70,7 @@ def _bootstrap(config: dict[str, Any]) -> None:
     """A Hivemind node that trains nothing."""
     import hivemind
 
-    dht = hivemind.DHT(host_maddrs=[f"/ip4/0.0.0.0/tcp/{config['port']}"], start=True)
+    dht = hivemind.DHT(host_maddrs=[f"/ip4/0.0.0.0/tcp/{config['port']}"], startup_timeout=120.0, start=True)
     address = next(str(a) for a in dht.get_visible_maddrs() if config["host"] in str(a))
     print(json.dumps({"address": address}), flush=True)
     sys.stdin.read()

@@ -28,9 +28,7 @@ def bars(verdict: dict[str, Any]) -> list[Row]:
         ("indices_untrained", "indices averaged that no script trained on"),
         ("averages_misnamed", "averages with other numbers of samples than indices"),
     )
-    rows: list[Row] = [
-        (f"faults in {verdict['seconds'] / 60:.0f} minutes, and kinds", "", _faults(verdict), None)
-    ]
+    rows: list[Row] = [("faults, and their kinds", "", _faults(verdict), None)]
     rows += [(words, "0", str(verdict[name]), verdict[name] == 0) for name, words in zero]
     share, best = verdict["step_efficiency"], verdict["share_of_data_parallel_one_in"]
     if share is not None:
@@ -66,7 +64,8 @@ def bars(verdict: dict[str, Any]) -> list[Row]:
 
 
 def _faults(verdict: dict[str, Any]) -> str:
-    return f"{verdict['faults']} of {len(verdict['faults_by_kind'])} kinds"
+    minutes = verdict["seconds"] / 60
+    return f"{verdict['faults']} of {len(verdict['faults_by_kind'])} in {minutes:.0f} minutes"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
