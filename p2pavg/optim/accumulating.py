@@ -42,7 +42,7 @@ class Accumulating(Saved):
         """
         if self._closed:
             raise ClosedError("this optimizer was closed; build a new one to go on training")
-        if self._update.lost:
+        if self._update.lost or self._entering is not None:
             self._enter_again()
         if sigterm.asked():
             sigterm.obey()

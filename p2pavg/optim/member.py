@@ -6,13 +6,14 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Self
 
 import torch
 
-from p2pavg.errors import P2PAvgError
+from p2pavg.errors import ClosedError, P2PAvgError
 from p2pavg.membership.table.address import format_host_port
 from p2pavg.optim import live
 from p2pavg.optim.gradients.flat import FlatGradients
@@ -33,6 +34,15 @@ from p2pavg.rounds.state.saver import Saving
 from p2pavg.rounds.training import RunStart, TrainingSpec
 
 log = logging.getLogger("p2pavg.optim")
+
+
+@dataclass(frozen=True)
+class Entering:
+    """How a peer that left enters the run again, kept until it has: an interrupt may come in between."""
+
+    start: RunStart | None
+    dropped: int  # samples that it had accumulated
+    known: list[str] | None  # addresses of members
 
 
 class RunWrapper(Wrapper):
@@ -60,6 +70,7 @@ class RunWrapper(Wrapper):
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner)
         self._closed = False
+        self._entering: Entering | None = None
         self.began = False  # it has trained, so that leaving may have something to hand over
         self._held: list[live.Closeable] = []
 
@@ -149,32 +160,45 @@ class RunWrapper(Wrapper):
         if hasattr(self, "_training"):
             self._training.claimed()
 
-    def _leave(self) -> list[str] | None:
-        """Leave the run, to enter it anew. Returns the other members' addresses; None: none is known."""
-        known = [
-            format_host_port(host, port)
-            for info in self.peer.peers.values()
-            if not info.client_only
-            for host, port in info.addresses
-        ]
+    def _addresses(self) -> list[str] | None:
+        """Where the other members are reached; None: none is known."""
+        found: list[str] = []
+        with suppress(ClosedError):  # this peer has left
+            for info in self.peer.peers.values():
+                if not info.client_only:
+                    found += [format_host_port(host, port) for host, port in info.addresses]
+        return found or None
+
+    def _leave(self) -> None:
+        """Leave the run, to enter it anew."""
         self.peer.close()
         self._update.close()
-        return known or None
 
     def _enter_again(self) -> None:
         """Enter the run anew after an exception left parameters half changed, with the swarm's state if it is
         further.
         """
-        log.warning(
-            "something was raised while the parameters of epoch %d changed: this peer enters the run again, "
-            "and takes the swarm's state where others are further",
-            self._update.epoch,
-        )
-        start = RunStart(*self._training.standing, self._training.history())
-        dropped = self._training.unaveraged()
-        known = self._leave()
+        before = self._entering
+        if before is None:
+            log.warning(
+                "something was raised while the parameters of epoch %d changed: this peer enters the run "
+                "again, and takes the swarm's state where others are further",
+                self._update.epoch,
+            )
+        start: RunStart | None
+        try:
+            start = RunStart(*self._training.standing, self._training.history())
+        except ClosedError:
+            if before is None:
+                raise
+            start = before.start
+        dropped = self._training.unaveraged() if before is None else before.dropped
+        known = self._addresses() or (None if before is None else before.known)
+        self._entering = Entering(start, dropped, known)
         self._flat.clear()
+        self._leave()
         self._join(start, known)
+        self._entering = None
         if dropped:
             self._training.refused(dropped, HALF_CHANGED)
 
@@ -207,7 +231,8 @@ class RunWrapper(Wrapper):
         if self._flat.pending:
             with suppress(Exception):  # it was raised before, from step()
                 self._update.settle()
-            self._training.discard("closed between backward() and step()")
+            with suppress(ClosedError):  # an interrupt came while it left, to enter again
+                self._training.discard("closed between backward() and step()")
             self._sampling.dropped()
             self._flat.clear()
         if notice_s > 0:

@@ -284,7 +284,7 @@ class CollaborativeOptimizer(Accumulating):
             raise ClosedError("this optimizer was closed; build a new one to go on training")
         if self._state.are_swapped:
             raise ConfigurationError("step() inside opt.swapped(): put the run's parameters back first")
-        passes, half = self._flat.passes, self._update.lost
+        passes, half = self._flat.passes, self._update.lost or self._entering is not None
         if half:
             self._enter_again()
         self.stepped = False

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from p2pavg.optim.member import RunWrapper
+from p2pavg.optim.member import Entering, RunWrapper
 from p2pavg.optim.outer.local import LocalSteps
 from p2pavg.optim.outer.reference import Reference
 from p2pavg.optim.resume import MARK
@@ -32,7 +32,8 @@ class Saved(RunWrapper):
         """Whether it is the state that this peer stands at: loading it changes the groups' options alone."""
         with suppress(Exception):  # it was raised before, from step()
             self._update.settle()
-        return not self._update.lost and self._resumable.is_present(state_dict.get(MARK), self._training)
+        whole = not self._update.lost and self._entering is None
+        return whole and self._resumable.is_present(state_dict.get(MARK), self._training)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint, and enter the run anew from there. This peer's accumulated samples are dropped.
@@ -52,7 +53,8 @@ class Saved(RunWrapper):
         if self.stands_at(state_dict):
             options.take(self.inner, state)
             return
-        known = self._leave()
+        known = self._addresses()
+        self._leave()
         self.inner.load_state_dict(state)
         self._mirror_inner()
         if self._reference is not None:
@@ -60,7 +62,9 @@ class Saved(RunWrapper):
         start = self._resumable.load(ours)
         self._buffers.read_agreed()
         self._flat.clear()
+        self._entering = Entering(start, 0, known)
         self._join(start, known)
+        self._entering = None
 
     @contextmanager
     def swapped(self) -> Iterator[None]:

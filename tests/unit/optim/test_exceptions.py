@@ -121,6 +121,82 @@ def test_half_changed_parameters_make_a_peer_enter_again(
     assert not [record for record in caplog.records if "without a backward()" in record.message]
 
 
+@pytest.mark.parametrize(
+    ("why", "when"),
+    [
+        ("half changed", "before it left"),
+        ("half changed", "before it entered"),
+        ("half changed", "when it had entered"),
+        ("a checkpoint", "before it entered"),
+    ],
+)
+def test_an_interrupt_while_a_peer_enters_again(
+    options: dict[str, Any], when: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C between leaving and entering: the next step() enters, and training goes on."""
+    model, batches = net(), iter(EPOCHS * 3)
+    leave, join, struck = CollaborativeOptimizer._leave, CollaborativeOptimizer._join, []
+
+    def strike() -> None:
+        if not struck:
+            struck.append(1)
+            raise KeyboardInterrupt
+
+    def leaves(opt: CollaborativeOptimizer) -> None:
+        if when == "before it left":
+            strike()
+        leave(opt)
+
+    def joins(opt: CollaborativeOptimizer, *arguments: Any) -> None:
+        if when == "before it entered":
+            strike()
+        join(opt, *arguments)
+        strike()
+
+    def enters(opt: CollaborativeOptimizer) -> None:
+        if why == "half changed":
+            step(opt, model, next(batches))
+        else:
+            opt.load_state_dict(copy.deepcopy(opt.state_dict()) | {"p2pavg": None})
+
+    with wrap(model, options) as opt:
+        if why == "half changed":
+            opt.inner.register_step_post_hook(Once(RuntimeError("after the change")))
+            raised_by(opt, model, batches)
+        else:
+            for _ in range(3):
+                step(opt, model, next(batches))
+        monkeypatch.setattr(CollaborativeOptimizer, "_leave", leaves)
+        monkeypatch.setattr(CollaborativeOptimizer, "_join", joins)
+        with pytest.raises(KeyboardInterrupt):
+            enters(opt)
+        epoch = opt.epoch
+        for ids in batches:
+            step(opt, model, ids)
+        assert struck
+        assert opt.epoch >= epoch + 3
+    assert torch.isfinite(vector(model)).all()
+
+
+def test_closing_after_an_interrupt_between_leaving_and_entering(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """close() is quiet, though a gradient waits that can be handed to nobody."""
+    model, batches = net(), iter(EPOCHS)
+    opt = wrap(model, options)
+    opt.inner.register_step_post_hook(Once(RuntimeError("after the change")))
+    raised_by(opt, model, batches)
+
+    def joins(opt: CollaborativeOptimizer, *arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CollaborativeOptimizer, "_join", joins)
+    with pytest.raises(KeyboardInterrupt):
+        step(opt, model, next(batches))
+    loss_of(model, EPOCHS[0]).backward()
+    opt.close()
+
+
 def test_inference_mode_is_refused_with_what_to_do(options: dict[str, Any]) -> None:
     """step() inside torch.inference_mode() names it, and the same samples are averaged by the next step()."""
     model = net()
