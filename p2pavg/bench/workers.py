@@ -18,7 +18,7 @@ from p2pavg.errors import P2PAvgError
 from p2pavg.lab.topology import Topology
 from p2pavg.peer.peer import Peer
 
-START_DEADLINE_S = 60.0
+START_DEADLINE_S = 180.0
 Command = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 Spawn = Callable[[int, Sequence[str], Mapping[str, str]], "subprocess.Popen[bytes]"]
