@@ -56,7 +56,8 @@ class Microbatches:
                 f"{passes} backward() passes came before one step(), and batch_size_per_step= is the samples "
                 "of one: call step() after every backward(), without dividing the loss, or pass "
                 "step(batch_size=n), where the gradient of all passes is the mean over n samples, or set "
-                "opt.samples_per_step = n once"
+                "opt.samples_per_step = n once; after a batch that was interrupted before its step(), call "
+                "opt.discard() once"
             )
         if samples is None and not losses and self._counts_steps:
             self._compare(passes)

@@ -178,6 +178,22 @@ def test_an_interrupt_while_a_peer_enters_again(
     assert torch.isfinite(vector(model)).all()
 
 
+def test_a_batch_interrupted_before_its_step_is_discarded(options: dict[str, Any]) -> None:
+    """Ctrl-C between backward() and step(), and the cell again: step() names discard(), which helps."""
+    model = net()
+    with wrap(model, options) as opt:
+        loss_of(model, EPOCHS[0]).backward()
+        for _ in range(2):
+            with pytest.raises(
+                ConfigurationError, match=r"interrupted before its step\(\), call opt.discard"
+            ):
+                step(opt, model, EPOCHS[1])
+        opt.discard()
+        for ids in EPOCHS[2:]:
+            step(opt, model, ids)
+        assert opt.epoch >= 3
+
+
 def test_closing_after_an_interrupt_between_leaving_and_entering(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
