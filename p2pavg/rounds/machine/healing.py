@@ -118,6 +118,9 @@ class Healing:
         if core.here.role is Role.JOINER and not self._orphaned:
             self._orphaned = True
             core.arm(Timer.ORPHANED, core.now + ALONE_S)
+        if core.here.role is Role.JOINER and core.linked.doubted:
+            # Nobody else has a state: those that gave none are asked again.
+            core.arm(Timer.HEAL, min(until for _, until in self._doubts.values() if core.now < until))
 
     def _ask(self, camp: Camp) -> None:
         """Ask the peers ahead of this one what became of the ballot that it holds."""
@@ -284,7 +287,7 @@ class Healing:
         """
         core = self.core
         ahead = [facts.peer for facts in core.linked.trainers() if self._leads_away(facts)]
-        others = sum(facts.role is not Role.WATCHER for facts in core.linked)
+        others = sum(facts.role is not Role.WATCHER and not facts.silent for facts in core.linked)
         if 2 * len(ahead) > others:
             return
         if len(self._doubts) > MOST_DOUBTS:

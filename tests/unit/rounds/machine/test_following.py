@@ -268,6 +268,28 @@ def test_a_newcomer_turns_from_a_minority_that_gives_nothing_to_the_others() -> 
     assert led_to == [(2, OTHERS)]
 
 
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_newcomer_asks_again_whom_it_doubts_when_nobody_else_has_a_state(silent: bool) -> None:
+    """The other peer is silent, or is a newcomer, too: who gave nothing is asked again, by a deadline."""
+    machine = alone(Role.JOINER)
+    machine.handle(PeerUp(DONOR, 9, AHEAD), 0.1)
+    machine.handle(PeerUp(OTHER, 0, HERE, role=Role.TRAINER if silent else Role.JOINER), 0.1)
+    if silent:
+        other = machine.core.linked.get(OTHER)
+        assert other is not None
+        machine.core.linked.hears(other, silent=True)
+    machine.handle(HealFailed("nobody gives anything"), 0.2)
+    tried = [
+        (tenth / 10, action.epoch, action.lineage)
+        for tenth in range(3, 120)
+        if machine.next_deadline is not None
+        for action in machine.handle(Tick(), tenth / 10)
+        if isinstance(action, StartHeal)
+    ]
+    again = 0.7 if silent else 0.2 + DOUBT_S
+    assert tried == [(pytest.approx(again, abs=0.11), 9, AHEAD)]
+
+
 @pytest.mark.parametrize("hears_its_leader", [True, False])
 def test_between_rounds_only_who_follows_nobody_answers_a_successor(hears_its_leader: bool) -> None:
     """A question that no lost leader has caused would bind this peer to a ballot of the asker's."""
