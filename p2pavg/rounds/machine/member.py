@@ -20,7 +20,6 @@ from p2pavg.rounds.protocol.messages import (
     Committed,
     Complain,
     Done,
-    Follow,
     Inquire,
     Prepare,
     Promise,
@@ -104,16 +103,13 @@ class Member:
         why = self._cannot(ballot, votes=True)
         if why is None and core.holding is None and self._is_led_by_another(peer):
             why = Objection.BUSY
+            self.machine.reporting.report_again()  # its leader may have promised to the successor itself
         if why is not None:
             self._refuse(peer, ballot, why, ())
             return
         held = self.freeze()
         self._promise(ballot)
         self._answer(ballot, held)
-        # Who takes this peer for the leader answers no successor while it hears this peer well.
-        for facts in core.linked.standing(core.here.epoch, core.here.lineage):
-            if facts.leader == core.me != peer != facts.peer:
-                core.send(facts.peer, Follow(core.here.epoch, core.here.lineage, peer))
 
     def _is_led_by_another(self, peer: PeerId) -> bool:
         """Whether a successor has nothing to decide here: this peer follows a leader that it hears well."""

@@ -47,7 +47,9 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Says to a peer that takes the sender for the leader whom the sender follows."""
+    """Answer to a Progress that reached a peer that does not lead, or that promised to a successor: whom to
+    follow.
+    """
 
     epoch: int
     lineage: Lineage

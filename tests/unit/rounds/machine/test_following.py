@@ -27,7 +27,7 @@ from p2pavg.rounds.machine.healing import DOUBT_S
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.machine.memory.holding import Holding
 from p2pavg.rounds.protocol.ballot import Ballot, Stage
-from p2pavg.rounds.protocol.messages import Follow, Prepare, Promise, Query, Refuse, Totals, Unknown
+from p2pavg.rounds.protocol.messages import Follow, Prepare, Progress, Promise, Query, Refuse, Totals, Unknown
 from p2pavg.rounds.protocol.roles import Role, Seat
 
 ME, DONOR, OTHER, LOST = (name * 20 for name in (b"a", b"b", b"c", b"d"))
@@ -304,19 +304,34 @@ def test_between_rounds_only_who_follows_nobody_answers_a_successor(hears_its_le
     assert [type(answer) for answer in answers] == [Refuse if hears_its_leader else Promise]
 
 
-def test_who_answers_a_successor_sends_its_own_followers_there() -> None:
+def test_who_answered_a_successor_sends_its_own_followers_there() -> None:
     """A peer that holds a lost leader's ballot, and that another one follows, promises to a successor.
     Its follower hears it well, and would refuse the successor as busy, question after question.
     """
     machine = alone()
     machine.handle(PeerUp(DONOR, 0, HERE, leader=ME), 0.1)
     machine.handle(PeerUp(OTHER, 0, HERE, leader=OTHER), 0.1)
+    machine.core.follow(ME)
     ballot, plan = Ballot(0, 0, LOST, 1, HERE), Plan((Part(0, 0, 5),))
     seats = tuple(Seat(peer, True) for peer in (ME, DONOR, OTHER, LOST))
     machine.core.promises.add(ballot)
     machine.core.hold(Holding(ballot, seats, 0, plan, 0.1, begun=True))
-    actions = machine.handle(Received(OTHER, Query(Ballot(0, 1, OTHER, 1, HERE))), 0.2)
+    asked = machine.handle(Received(OTHER, Query(Ballot(0, 1, OTHER, 1, HERE))), 0.2)
+    assert any(isinstance(a, Send) and isinstance(a.message, Promise) for a in asked)
+    report = replace(machine.core.progress(), leader=ME, samples=1)
+    actions = machine.handle(Received(DONOR, report), 0.3)
     sent = [action for action in actions if isinstance(action, Send)]
-    assert any(isinstance(each.message, Promise) for each in sent)
-    told = {each.peer: each.message.leader for each in sent if isinstance(each.message, Follow)}
-    assert told == {DONOR: OTHER}
+    told = [(a.peer, a.message.leader) for a in sent if isinstance(a.message, Follow)]
+    assert told == [(DONOR, OTHER)]
+
+
+def test_who_refuses_a_successor_reports_to_its_leader() -> None:
+    """Its leader may have promised to that successor, and says so in its answer."""
+    machine = alone()
+    for peer in (DONOR, OTHER):
+        machine.handle(PeerUp(peer, 0, HERE, leader=DONOR), 0.1)
+    machine.core.follow(DONOR)
+    machine.handle(Tick(), 0.2)
+    actions = machine.handle(Received(OTHER, Query(Ballot(0, 1, OTHER, 1, HERE))), 2.0)
+    sent = [(a.peer, type(a.message)) for a in actions if isinstance(a, Send)]
+    assert sent == [(OTHER, Refuse), (DONOR, Progress)]
