@@ -7,6 +7,7 @@ from typing import Any
 from bench.tables.markdown import Row, number, table
 from bench.tables.results import ROOT, measured, result
 from bench.world.page import STALL_BARS, bars
+from bench.world_check.__main__ import STALL_S
 
 WRONG = ("hangs", "crashes", "divergences", "indices_lost", "indices_doubled", "averages_misnamed")
 
@@ -57,7 +58,10 @@ def world_first() -> str:
             f"{min(r['step_efficiency'] for r in runs):.0%}",
         ],
         ["bytes sent, joins and control included, beside data-parallel training's", f"1/{share:.0f}"],
-        ["longest stall of the others after a kill, a stop, a cut or a sleep", f"{longest:.1f} s"],
+        [
+            "longest stall of the others after a kill, a stop, a cut or a sleep",
+            f"{longest:.1f} s" if longest else f"none of {STALL_S} s",
+        ],
     ]
     void = " The machine was too busy to count seconds." if any(run["void"] for run in runs) else ""
     told = (

@@ -34,7 +34,7 @@ def main() -> int:
     runs = sorted(map(entry, verdicts), key=lambda verdict: verdict["run"]["seed"])
     (RESULTS / "world.json").write_text(json.dumps({"runs": runs}, indent=1) + "\n")
     if pictures := sorted(args.folders[0].glob("page*.png")):
-        shutil.copy(pictures[-1], ROOT / "docs" / "world.png")
+        shutil.copy(pictures[0], ROOT / "docs" / "world.png")
     render_all()
     return 0
 

@@ -209,7 +209,8 @@ class SwarmCallback(TrainerCallback):
         state.max_steps = self._epochs
         state.compute_steps(args, self._epochs)
         self._logs_at = max(1, state.logging_steps)
-        state.global_step = self._before = self._began = self._logged = self._opt.epoch
+        self._logged = self._began = state.global_step  # Trainer has noted it, to divide its sums by
+        state.global_step = self._before = self._opt.epoch
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -87,4 +87,6 @@ def test_who_comes_in_the_middle_goes_on_at_the_swarms_epoch(resumes: bool, tmp_
     assert steps[-1] == EPOCHS
     assert min(step for step in later if step > KILLED) > KILLED + 2  # where the other one was
     assert later[-1] == EPOCHS
+    fresh = [loss for step, loss in zip(later, theirs, strict=True) if step > KILLED]
+    assert fresh[0] == pytest.approx(fresh[1], rel=0.5)  # of one step, not of all before it joined
     assert np.mean(theirs[-3:]) == pytest.approx(np.mean(losses[-3:]), abs=0.5)
