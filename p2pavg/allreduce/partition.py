@@ -115,7 +115,7 @@ def slowest_first(costs: F64) -> F64:
     """The bounds that can bind: one whose every column costs less than another's cheapest never does."""
     floor = costs.min(axis=1).max()
     binding: F64 = costs[costs.max(axis=1) > floor]
-    return binding if len(binding) else costs[:1]
+    return binding if len(binding) else costs[[costs.max(axis=1).argmax()]]
 
 
 def even(costs: F64, best: F64) -> F64:

@@ -188,7 +188,7 @@ class Draws:
             self._declared = samples
             drawn = union(head(self._trained, samples)[0])
             # What is claimed while the round is under way the others would hear of too late.
-            if size(self._ready) < (meanwhile := int(MEANWHILE * samples)):
+            if size(self._ready) < (meanwhile := min(int(MEANWHILE * samples), self.length)):
                 while size(self._ready) < meanwhile and self._claim():
                     pass
                 self._tell()

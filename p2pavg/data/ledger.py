@@ -53,8 +53,9 @@ class PositionLedger:
             if peer not in lapsed and (left := difference(runs, self.consumed))
         }
         most = self._most(told)
-        claimed = ((peer, runs) for peer, runs in sorted(told.claims.items()) if peer not in lapsed)
-        for peer, claims in claimed:  # of two that claim the same, the larger name yields
+        claimed = [(peer, runs) for peer, runs in told.claims.items() if peer not in lapsed]
+        # Of two that claim the same, the one that is away yields, then the larger name.
+        for peer, claims in sorted(claimed, key=lambda claim: (claim[0] not in present, claim[0])):
             free, _ = head(difference(claims, union(self.consumed, self.leased_to_others(peer))), most)
             if free:
                 self.leases[peer] = union(self.leases.get(peer, ()), free)

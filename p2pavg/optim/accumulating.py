@@ -17,7 +17,7 @@ from p2pavg.optim.process import sigterm
 from p2pavg.optim.saved import Saved
 from p2pavg.optim.updates.behind import BehindUpdate
 from p2pavg.optim.updates.masters import replace_parameters
-from p2pavg.optim.updates.update import WaitingUpdate
+from p2pavg.optim.updates.update import HALF_CHANGED, WaitingUpdate
 
 
 class Accumulating(Saved):
@@ -42,13 +42,17 @@ class Accumulating(Saved):
         """
         if self._closed:
             raise ClosedError("this optimizer was closed; build a new one to go on training")
-        if self._update.lost or self._entering is not None:
+        half = self._update.lost or self._entering is not None
+        if half:
             self._enter_again()
         if sigterm.asked():
             sigterm.obey()
         assert isinstance(self._update, WaitingUpdate | BehindUpdate | OuterUpdate)
         if self._outer is None:
             self._outside.begins(self.param_groups)
+        if half:
+            self._update.count(samples, HALF_CHANGED)
+            return False
         if gradients is not None:
             assert isinstance(self._flat, FlatGradients)
             self._flat.add_each(gradients, samples)

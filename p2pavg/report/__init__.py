@@ -144,7 +144,8 @@ class RoundReport:
     egress_dollars: float = 0.0
     egress_dollars_flat: float = 0.0
     device: str = ""  # what this peer calculates on, as its driver names it: "Tesla T4", "cpu"
-    # By peer that died or was cut off in this epoch: the samples that it had told of, and that went with it.
+    # By peer that died or was cut off in this epoch: the samples that it had told of, and that are in no
+    # average yet. Of a peer that comes back with them, they are in a later one.
     samples_lost: Mapping[str, int] = field(default_factory=dict)
     memory: MemoryReport = field(default_factory=MemoryReport)
 

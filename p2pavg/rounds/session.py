@@ -169,10 +169,13 @@ class Session:
         contribution has begun; then its outcome, which is to be followed. Raises P2PAvgError.
         """
         contribution, answer = self._open
+        deadline = time.monotonic() + WITHDRAWAL_S
         self._post(self._connected.withdrawn, answer)
         try:
             outcome = answer.result(WITHDRAWAL_S)
         except TimeoutError:
+            if not _is_over(deadline):
+                raise
             logger.warning("the round under way is brought to its end first; interrupt again to give it up")
             outcome = answer.result()
         return self._given(contribution, outcome)

@@ -13,7 +13,8 @@ loop wants it after every message, some thirty times a round; Python's own 5 ms 
 second.
 """
 
-_lock = threading.Lock()
+_SAME_S = 1e-6
+_lock = threading.RLock()  # a signal handler may wait for a round, too
 _inside = 0
 _before = 0.0  # what the interpreter had
 
@@ -23,26 +24,30 @@ def short_turns() -> Iterator[None]:
     """Inside, `sys.getswitchinterval()` is at most TURN_S, for the whole process; blocks may overlap, on any
     threads. What the user sets meanwhile stays.
     """
-    _enter()
+    global _inside
+    entered = False
     try:
+        with _lock:
+            _inside += 1
+            entered = True
+            _shorten()
         yield
     finally:
-        _leave()
+        if entered:
+            with _lock:
+                _inside -= 1
+                if _inside == 0:
+                    _restore()
 
 
-def _enter() -> None:
-    global _inside, _before
-    with _lock:
-        _inside += 1
-        if _inside == 1:
-            _before = sys.getswitchinterval()
-            if _before > TURN_S:
-                sys.setswitchinterval(TURN_S)
+def _shorten() -> None:
+    global _before
+    now = sys.getswitchinterval()
+    if now > TURN_S + _SAME_S:  # else an interrupt may have kept a block from putting it back
+        _before = now
+        sys.setswitchinterval(TURN_S)
 
 
-def _leave() -> None:
-    global _inside
-    with _lock:
-        _inside -= 1
-        if _inside == 0 and _before > TURN_S and abs(sys.getswitchinterval() - TURN_S) < 1e-6:
-            sys.setswitchinterval(_before)
+def _restore() -> None:
+    if _before > TURN_S and abs(sys.getswitchinterval() - TURN_S) < _SAME_S:
+        sys.setswitchinterval(_before)

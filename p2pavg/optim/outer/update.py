@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -184,9 +184,11 @@ class OuterUpdate:
             return outcome, None
 
     def _finish(self) -> bool:
-        job, self._job = self._job, None
-        assert job is not None
-        return self._take(*job.result())
+        assert self._job is not None
+        wait([self._job])  # an interrupt leaves it as it is, for the next call
+        with held_back():
+            job, self._job = self._job, None
+            return self._take(*job.result())
 
     def _keep(self) -> Kept | None:
         """On the training thread: what this peer hands in now; None: nothing."""

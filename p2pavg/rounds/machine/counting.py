@@ -75,20 +75,7 @@ class Counting:
             elif leader is not None:
                 core.send(peer, Follow(core.here.epoch, core.here.lineage, leader))
             return
-        successor = self._promised()
-        if successor not in (None, peer):
-            core.send(peer, Follow(core.here.epoch, core.here.lineage, successor))
-            return
         self._answer(peer, waits=message.boundary)
-
-    def _promised(self) -> PeerId | None:
-        """A successor to which this peer, which others follow, has promised: they answer that one only where
-        they follow it.
-        """
-        last = self.core.promises.last
-        if last is None or self.core.promises.released or last.leader == self.core.me:
-            return None
-        return last.leader if self.core.holding is not None and self.core.linked.alive(last.leader) else None
 
     def on_ready(self, peer: PeerId) -> None:
         """A peer of this camp waits at a boundary, as `linked` has it already."""

@@ -157,8 +157,10 @@ class Recorder:
         logger.debug("%s %s", kind, fields)
         if kind == act.TraceKind.STRETCHED:
             self._stretched = fields["seconds"]
-        elif kind == act.TraceKind.DOWN and fields["why"] != act.LEFT:
+        elif kind == act.TraceKind.DOWN:
             self._gone[fields["peer"]] = fields["epoch"], fields["samples"]
+            if fields["why"] == act.LEFT:  # it handed its samples over, whatever became of an earlier link
+                del self._gone[fields["peer"]]
         self.on_trace(kind, fields)
 
     def _lost(self, commit: act.Commit) -> dict[str, int]:

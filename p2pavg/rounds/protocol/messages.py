@@ -47,9 +47,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Answer to a Progress that reached a peer that does not lead, or that promised to a successor: whom to
-    follow.
-    """
+    """Answer to a Progress that reached a peer that does not lead: whom that peer follows."""
 
     epoch: int
     lineage: Lineage

@@ -165,7 +165,8 @@ class Donor:
         return manifest if not old or in_use or kept or manifest.root == root else None
 
     async def _renew(self, aligned: bool) -> None:
-        if not self._retained:
+        behind = self._retained and not self._downloads and not self._retained.reaches(*self._live.standing)
+        if behind or not self._retained:
             self._retained.begin(self._live.standing, self._committed())
         if aligned:
             await self._aligned()
@@ -241,7 +242,7 @@ class Donor:
         if idle and time.monotonic() > self._done_at + IDLE_S:
             self._snapshot = None
             self._retained.leave(self._keeps - 1, data.nbytes)
-        if not self._retained and self._keeps:
+        if not self._retained and self._keeps and self._retained.has_room(data.nbytes):
             self._retained.begin((head.epoch, head.before), ())
         if not self._retained:
             return

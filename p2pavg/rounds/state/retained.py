@@ -141,11 +141,16 @@ class RetainedResults:
         """The bytes of the result that led to `lineage`."""
         return next((kept.data for kept in self._chain if kept.head.lineage == lineage), None)
 
+    @staticmethod
+    def has_room(nbytes: int) -> bool:
+        """Whether a result of so many bytes stays in memory, when nobody downloads."""
+        return nbytes <= MEMORY_BYTES
+
     def leave(self, most: int, coming: int) -> None:
         """Nobody downloads: keep so many of the last results, and no more than stays in memory together with
-        one of `coming` bytes. most: below 0 none, and no chain.
+        one of `coming` bytes: of results that large none. most: below 0 none, and no chain.
         """
-        if most < 0:
+        if most < 0 or not self.has_room(coming):
             self.clear()
         while self._chain and (len(self._chain) > most or self.nbytes + coming > MEMORY_BYTES):
             self.forget(self._chain[0].head.epoch + 1)

@@ -482,3 +482,12 @@ def test_who_claims_everything_holds_up_nobody() -> None:
     said = {name(b"a" * 20): Said(((0, 8),), (), 0), name(b"b" * 20): Said((), ((0, 1 << 62),), 0)}
     ledger.commit(0, RoundNotes(said, {}, {}))
     assert size(ledger.leases[name(b"b" * 20)]) == MOST_LEASED_ROUNDS * 8
+
+
+def test_of_two_that_claim_the_same_the_one_that_is_away_yields() -> None:
+    """What a killed peer claimed last, a newcomer that never heard of it draws: the round leaves it that."""
+    gone, new, leader = (name(letter * 20) for letter in (b"a", b"b", b"c"))
+    ledger = PositionLedger()
+    said = {leader: Said(((0, 8),), (), 0), new: Said((), ((8, 16),), 0)}
+    ledger.commit(0, RoundNotes(said, {}, {gone: ((8, 24),)}))
+    assert (ledger.leases[new], ledger.leases[gone]) == (((8, 16),), ((16, 24),))

@@ -181,6 +181,13 @@ class FakeTraining:
             self.epoch += 1
         self.extra = dict(extra or {})
 
+    def unaveraged(self) -> int:
+        """No contribution is under way."""
+        return self.counted
+
+    def refused(self, samples: int, why: str) -> None:
+        self.swarm.discarded.append((samples, why))
+
     def discard(self, why: str, since: int = 0) -> None:
         with self.swarm.condition:
             self.swarm.discarded.append((self.counted - since, why))

@@ -89,12 +89,12 @@ def test_sums_from_before_another_state_are_dropped(
     if sharded:
         fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
     opt = node(model, group, 8, delay_updates=True, delay_warmup_epochs=0)
+    swarm.before_arrival = lambda: swarm.joined[0].outcomes.append(Heal(State(2, b"x", meta, buffers)))
     for _ in range(2):
         loss_of(model, [5, 6, 7, 8]).backward()
-        swarm.before_arrival = lambda: swarm.joined[0].outcomes.append(Heal(State(2, b"x", meta, buffers)))
         opt.step()
+    opt.collaborative._update._job.result(60)  # the round is on another thread, and may begin late
     swarm.before_arrival = lambda: None
-    opt.collaborative._update._job.result(60)
     loss_of(model, [5, 6, 7, 8]).backward()
     opt.step()  # on the parameters from before
     assert opt.epoch == 2
@@ -102,6 +102,28 @@ def test_sums_from_before_another_state_are_dropped(
     assert torch.equal(torch.cat([param.detach().flatten() for param in whole]), vector(donor))
     assert opt._noted == 0
     assert opt.collaborative.noted == 0
+    assert all(total is None for total in opt._sums)
+    assert not any(buffer.any() for buffer in opt.collaborative._flat.sums)
+    opt.close()
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_gradients_of_half_changed_parameters_are_dropped(
+    swarm: FakeSwarm, group: dist.ProcessGroup, sharded: bool
+) -> None:
+    """The node enters the run again, and what it had computed on these parameters is named and counts
+    nowhere.
+    """
+    model = net()
+    if sharded:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    opt = node(model, group, 12)
+    loss_of(model, [1, 2, 3, 4]).backward()
+    opt.step()
+    opt.collaborative._update.lost = True
+    loss_of(model, [5, 6, 7, 8]).backward()
+    opt.step()
+    assert opt.collaborative.noted == opt._noted == 0
     assert all(total is None for total in opt._sums)
     assert not any(buffer.any() for buffer in opt.collaborative._flat.sums)
     opt.close()

@@ -110,9 +110,11 @@ def judge(
             found.setdefault(STAGES + plan.passes_on(rank, reporter), []).append((reporter, rank))
     for stage in sorted(found):
         edges: Counter[int] = Counter()
+        # What lacks partial means gives none while it swaps: two that wait for each other are no excuse.
+        waiting = {reporter for reporter, _ in found[stage]} if stage == STAGES - 1 else set()
         accused: Counter[int] = Counter()
         for reporter, rank in found[stage]:
-            if rank != reporter and (stage == 0 or rank not in excused):
+            if rank != reporter and (stage == 0 or rank not in excused or rank in waiting):
                 edges[reporter] += 1
                 edges[rank] += 1
                 accused[rank] += 1

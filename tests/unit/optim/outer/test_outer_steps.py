@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import wait
 from typing import Any
 
 import numpy as np
@@ -282,6 +283,30 @@ def test_local_steps_go_on_while_an_outer_step_is_prepared(
     train(model, opt, range(12))
     assert opt.epoch >= 2
     assert all(name.startswith("p2pavg-outer") for name in stepped), stepped
+    opt.close(0)
+
+
+def test_an_average_is_taken_after_an_interrupt_of_the_wait_for_it(
+    swarm: FakeSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while a round behind local steps is waited for: the next call takes what came."""
+    waited: list[object] = []
+
+    def interrupted(jobs: list[Any]) -> None:
+        waited.append(jobs)
+        if len(waited) == 1:
+            raise KeyboardInterrupt
+        wait(jobs)
+
+    monkeypatch.setattr("p2pavg.optim.outer.update.wait", interrupted)
+    model = net()
+    opt = wrap(model, outer=Outer(overlap=2))
+    train(model, opt, range(4))
+    with pytest.raises(KeyboardInterrupt):
+        opt._update.settle()
+    assert opt.epoch == 0
+    opt._update.settle()
+    assert opt.epoch == 1
     opt.close(0)
 
 

@@ -158,6 +158,16 @@ def test_the_verdict_on_two_that_swap(
     assert judge(reports, leader=4, plan=plan) == verdict
 
 
+@pytest.mark.parametrize("swaps", [True, False])
+def test_of_two_that_wait_for_each_others_means_one_is_at_fault(swaps: bool) -> None:
+    """Both wait for data that others need, and neither gets any: that would be an excuse for ever."""
+    there, back = Part(0, 0, 9, (3,), swaps=swaps), Part(3, 9, 9, (0,), swaps=swaps)
+    plan = Plan((there, back), (1, 1, 2, 2))
+    reports = {0: ((3,), ()), 3: ((0,), ())}
+    assert judge(reports, leader=4, excused=[0, 3], plan=plan) in (0, 3)
+    assert judge({0: ((3,), ())}, leader=4, excused=[3], plan=plan) is None
+
+
 def test_an_owner_is_excused_while_contributions_to_it_still_come() -> None:
     """Whoever waits for results of a part whose last contribution is slow names nobody; a lack that is
     somebody's fault is seen beside it.

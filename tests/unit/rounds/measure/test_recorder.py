@@ -52,6 +52,7 @@ def test_samples_that_went_with_a_dead_peer_are_named_once() -> None:
 
     down(DEAD, "connection reset", 3, 12)
     down(OTHER, "connection reset", 3, 8)
+    down(GONE, "connection reset", 3, 5)
     down(GONE, act.LEFT, 3, 5)
     assert finished(3, ME, OTHER) == {DEAD.hex(): 12}
     assert finished(4, ME) == {}

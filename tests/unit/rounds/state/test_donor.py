@@ -337,6 +337,36 @@ async def test_idle_results_stay_within_memory(monkeypatch: pytest.MonkeyPatch) 
     assert (await offered(served, 2, have=(4, made[0].lineage))).manifest is not None
 
 
+async def test_a_result_larger_than_the_memory_for_idle_ones_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody has asked: nothing is written to the disk, and nothing is said."""
+    from p2pavg.rounds.state import retained
+
+    engine = Engine()
+    served = donor(engine, None, keeps=3)
+    first, *more = chain(4)
+    served.committed(first, RESULT)
+    monkeypatch.setattr(retained, "MEMORY_BYTES", RESULT.nbytes - 1)
+    monkeypatch.setattr(retained, "MOST_BYTES", RESULT.nbytes - 1)
+    for each in more:
+        served.committed(each, RESULT)
+        assert not served._retained
+    assert not caplog.records
+
+
+async def test_who_stands_behind_the_kept_results_gives_its_state_all_the_same() -> None:
+    """Its training thread validates for longer than three epochs take: what it gives begins where it is."""
+    engine = Engine()
+    served = donor(engine, None, keeps=2)
+    standing = engine.live.standing
+    for each in chain(6):
+        served.committed(each, RESULT)
+    offer = await offered(served, 1)
+    assert offer.manifest is not None
+    assert (offer.manifest.epoch, offer.manifest.lineage) == standing
+
+
 async def test_who_lacks_more_results_than_the_state_is_gets_the_state() -> None:
     """Where epochs are short, results that follow on an old state soon are many times the newest one."""
     engine = Engine()
