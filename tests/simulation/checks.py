@@ -102,8 +102,7 @@ class Checks:
         count = 0
         for part, value in enumerate(self._values(node, job)):
             if "corrupt" in value and any(
-                swarm.reaches(node, swarm.nodes[seat.peer]) and swarm.nodes[seat.peer].running
-                for seat in commit.members
+                self._hears(node, swarm.nodes[seat.peer]) for seat in commit.members
             ):
                 self.broken("Equal", f"{name} commits a corrupted part")
             value = tuple(item for item in value if item != "corrupt")
@@ -146,6 +145,12 @@ class Checks:
             if any(item != "corrupt" and item[0][0] != job.members[part.owner] for item in value):
                 self.broken("Whole", f"{node.name} has a contribution in another member's part")
         return [tuple(item for value in values for item in value)]
+
+    def _hears(self, node: Node, other: Node) -> bool:
+        """Whether nothing keeps the peer from comparing its result with the other's: no cut that ended
+        just now, since when it has not heard the other.
+        """
+        return self.swarm.reaches(node, other) and other.running and node.machine.core.linked.alive(other.me)
 
     def _no_fork(self, node: Node, commit: act.Commit, before: Lineage) -> None:
         """A leader commits nothing that a voter denied; who was DONE in a committed one goes no other way."""

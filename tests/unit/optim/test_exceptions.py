@@ -242,6 +242,15 @@ def test_a_scheduler_past_its_end_raises_and_the_next_epoch_comes(options: dict[
         assert opt.epoch >= 3
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Ctrl-C raises, where a shell started the tests in its background, too."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_while_parameters_change_comes_when_they_are_whole(options: dict[str, Any]) -> None:
     """Ctrl-C inside the optimizer's step is raised at the end of step(): the run ends as without it. When the
     optimizer steps on another thread, step() is left at once, and the next one follows what came of it.
