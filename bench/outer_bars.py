@@ -33,7 +33,7 @@ from typing import Any
 
 from p2pavg.bench.options import positive_int
 from p2pavg.bench.outer.verb import interval
-from p2pavg.bench.result import add_output_options, emit
+from p2pavg.bench.result import add_output_options, emit_sections
 
 HOMES = str(Path(__file__).with_name("two_homes.toml"))
 Figures = dict[str, Any]
@@ -243,12 +243,7 @@ def main() -> None:
     parser.add_argument("--averages", type=positive_int, nargs="+", default=[300])
     add_output_options(parser, plot=False)
     args = parser.parse_args()
-    path = Path(args.json) if args.json and args.json != "-" else None
-    figures: Figures = json.loads(path.read_text()) if path is not None and path.exists() else {}
-    figures.pop("environment", None)
-    for name in args.only:
-        figures |= SECTIONS[name](args)
-    emit(args, figures, [f"{name}: {value}" for name, value in figures.items()])
+    emit_sections(args, SECTIONS)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ A section that is not measured now stays in the file as it was.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from typing import Any
 from bench.outer_bars import spread
 from p2pavg.bench.options import positive_int
 from p2pavg.bench.outer.pace import Pace
-from p2pavg.bench.result import add_output_options, emit
+from p2pavg.bench.result import add_output_options, emit_sections
 from p2pavg.bench.workers import WorkerError, Workers
 
 HERE = Path(__file__).resolve()
@@ -187,12 +186,7 @@ def main() -> int:
     parser.add_argument("--momentum", type=float, default=0.9)
     add_output_options(parser, plot=False)
     args = parser.parse_args()
-    path = Path(args.json) if args.json and args.json != "-" else None
-    figures: Figures = json.loads(path.read_text()) if path is not None and path.exists() else {}
-    figures.pop("environment", None)
-    for name in args.only:
-        figures |= SECTIONS[name](args)
-    emit(args, figures, [f"{name}: {value}" for name, value in figures.items()])
+    emit_sections(args, SECTIONS)
     return 0
 
 

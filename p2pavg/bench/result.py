@@ -59,3 +59,17 @@ def percentile(values: Sequence[float], percent: float) -> float:
     low = int(position)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def emit_sections(
+    args: argparse.Namespace, sections: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]]
+) -> None:
+    """Measure the sections that `args.only` names, and emit all figures: a section that is not measured now
+    stays in the file of `args.json` as it was.
+    """
+    path = Path(args.json) if args.json and args.json != "-" else None
+    figures: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.exists() else {}
+    figures.pop("environment", None)
+    for name in args.only:
+        figures |= sections[name](args)
+    emit(args, figures, [f"{name}: {value}" for name, value in figures.items()])
