@@ -9,6 +9,7 @@ told as void when it was late twice.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
@@ -16,14 +17,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from p2pavg.bench.machine import environment
+from p2pavg.bench.machine import environment, usable_cores
 from p2pavg.bench.net.verb import between
 from p2pavg.bench.scenario.replay import Replay, Sleeper, Training, among, replay
 from p2pavg.bench.workers import WorkerError
@@ -36,6 +38,7 @@ from p2pavg.lab.topology import Topology
 SPS, BATCH, TARGET = 100.0, 10, 1200
 EPOCHS = 15
 NET_SECONDS, NET_GIGABYTES = 30.0, 1.0
+CORES_OF = {2: Fraction(2, 3), 4: Fraction(2)}  # kept busy by so many sleepers and their router
 MANY_RTTS = 5  # of bytes / rate, from which on the bar for communication is 15%, not 30%
 
 
@@ -61,6 +64,8 @@ NETWORKS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """A swarm: how many of a network's hosts train, and whether updates are delayed."""
+
     network: Network
     peers: int
     delayed: bool
@@ -86,6 +91,28 @@ class Case:
             if found.void is None or last:
                 break
         return found
+
+
+class Cores:
+    """The machine's cores, lent to swarms: as many run at once as find theirs free, and one always may."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lent = Fraction(0)
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def lend(self, wanted: Fraction) -> Iterator[None]:
+        """Wait until so many are free, and have them meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lent or self._lent + wanted <= self._count)
+            self._lent += wanted
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._lent -= wanted
+                self._changed.notify_all()
 
 
 CASES = tuple(Case(*one) for one in itertools.product(NETWORKS, (2, 4), (False, True)))
@@ -287,21 +314,21 @@ def main() -> int:
 
     keep()
     lock = threading.Lock()
+    cores = Cores(usable_cores())
 
-    def play(network: Network, peers: int) -> None:
-        for case, row in zip(CASES, rows, strict=True):
-            if case.network is not network or case.peers != peers:
-                continue
-            found = outcome(base if case is BASE else case.run(args.reports)) | {"at": time.time()}
-            with lock:
-                row["measured"] = found
-                keep()
-                print(words(row), flush=True)
+    def play(case: Case, row: dict[str, Any]) -> None:
+        if case is BASE:
+            run = base
+        else:
+            with cores.lend(CORES_OF[case.peers]):
+                run = case.run(args.reports)
+        with lock:
+            row["measured"] = outcome(run) | {"at": time.time()}
+            keep()
+            print(words(row), flush=True)
 
-    with ThreadPoolExecutor() as pool:  # two sleepers and a thin link keep a core idle, four do not
-        list(pool.map(play, NETWORKS, itertools.repeat(2)))
-    for network in NETWORKS:
-        play(network, 4)
+    with ThreadPoolExecutor(len(CASES)) as pool:
+        list(pool.map(play, CASES, rows))
     document["bars"] = judged(rows)
     keep()
     print(json.dumps(document["bars"], indent=1))
