@@ -13,6 +13,7 @@ average.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import tempfile
@@ -59,7 +60,7 @@ class Storm:
         self.alive: list[Worker] = []
         self.kills: list[float] = []
         self.ends = 0.0
-        self._counts: list[Path] = []
+        self._lives = 0  # those that ended included
 
     def begin(self) -> None:
         for worker in self._workers.workers:
@@ -79,9 +80,9 @@ class Storm:
         self.alive.append(worker)
 
     def train(self, worker: Worker, until: float) -> None:
-        count = self._folder / f"steps-{len(self._counts)}"
-        self._counts.append(count)
-        worker.send(do="endure", until=until, count=str(count), long_s=LONG_S)
+        count, diary = (str(self._folder / f"{what}-{self._lives}") for what in ("steps", "diary"))
+        self._lives += 1
+        worker.send(do="endure", until=until, count=count, diary=diary, long_s=LONG_S)
 
     def kill(self, dice: random.Random) -> None:
         victim = dice.choice(self.alive)
@@ -95,7 +96,12 @@ class Storm:
         self.train(worker, until)
 
     def steps(self) -> int:
-        return sum(int.from_bytes(path.read_bytes(), "little") for path in self._counts if path.exists())
+        return sum(int.from_bytes(path.read_bytes(), "little") for path in self._folder.glob("steps-*"))
+
+    def events(self) -> list[dict[str, Any]]:
+        """What all lives wrote down; of one that was killed, but for a line that it had not ended."""
+        lines = [line for path in self._folder.glob("diary-*") for line in path.read_text().split("\n")[:-1]]
+        return [json.loads(line) for line in lines]
 
 
 def storm(args: argparse.Namespace, minutes: float, kill_every_s: float | None) -> dict[str, Any]:
@@ -114,31 +120,35 @@ def storm(args: argparse.Namespace, minutes: float, kill_every_s: float | None) 
             run.kill(dice)
             time.sleep(REPLACED_S)
             run.replace(until)
-        answers = [worker.receive(60 * minutes + START_DEADLINE_S) for worker in run.alive]
-        return {"steps": run.steps(), **judged(answers, run.kills)}
+        for worker in run.alive:
+            worker.receive(60 * minutes + START_DEADLINE_S)
+        return {"steps": run.steps(), **judged(run.events(), run.kills)}
 
 
-def judged(answers: list[dict[str, Any]], kills: list[float]) -> dict[str, Any]:
-    waits = [wait for answer in answers for wait in answer["waits"]]
-    commits = sorted({end for answer in answers for end, _ in answer["commits"]})
+def judged(events: list[dict[str, Any]], kills: list[float]) -> dict[str, Any]:
+    waits = [event for event in events if event["t"] == "wait"]
+    averages = [event for event in events if event["t"] == "average"]
     after = [
-        max((seconds for end, seconds in waits if kill < end < kill + AFTER_S), default=0.0) for kill in kills
+        max((wait["seconds"] for wait in waits if kill < wait["at"] < kill + AFTER_S), default=0.0)
+        for kill in kills
     ]
-    next_commit = [min((end - kill for end in commits if end > kill), default=AFTER_S) for kill in kills]
-    told: dict[tuple[str, str], set[float]] = {}
-    for answer in answers:
-        for epoch, (lineage, theta) in answer["theta"].items():
-            if theta is not None:
-                told.setdefault((epoch, lineage), set()).add(theta)
+    next_commit = [
+        min((average["at"] - kill for average in averages if average["at"] > kill), default=AFTER_S)
+        for kill in kills
+    ]
+    told: dict[tuple[int, str], set[float]] = {}
+    for average in averages:
+        if average["theta"] is not None:
+            told.setdefault((average["epoch"], average["lineage"]), set()).add(average["theta"])
     return {
         "kills": len(kills),
-        "smallest_group": min(members for answer in answers for _, members in answer["commits"]),
+        "smallest_group": min(average["members"] for average in averages),
         "longest_wait_after_kill_s": max(after, default=None),
         "median_wait_after_kill_s": median(after) if after else None,
         "longest_to_commit_s": max(next_commit, default=None),
         "median_to_commit_s": median(next_commit) if next_commit else None,
-        "outer_steps": max(int(epoch) for answer in answers for epoch in answer["theta"]) + 1,
-        "samples_discarded": sum(answer["discarded"] for answer in answers),
+        "outer_steps": max(average["epoch"] for average in averages) + 1,
+        "samples_discarded": sum(average["discarded"] for average in averages),
         "bits_equal": all(len(values) == 1 for values in told.values()),
         "lineages": len({lineage for _, lineage in told}) == len({epoch for epoch, _ in told}),
     }
