@@ -223,9 +223,15 @@ def attempts(run: Run) -> dict[str, Any]:
     for report in run.chain.values():
         for failed in report["failed_attempts"]:
             causes[str(failed["why"]).split(":")[0][:60]] += 1
+    told = {
+        (report["epoch"], report["lineage"]): report["plan"]
+        for life in run.lives
+        for report in life.reports
+        if report["plan"]  # who missed the round and was given its result later knows of none
+    }
     plans: dict[str, int] = defaultdict(int)
-    for report in run.chain.values():
-        plans[report["plan"] or "alone"] += 1
+    for epoch, report in run.chain.items():
+        plans[told.get((epoch, report["lineage"]), "untold")] += 1
     return {"attempts_failed": sum(causes.values()), "causes": dict(causes), "plans": dict(plans)}
 
 
