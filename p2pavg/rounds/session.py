@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
-from typing import Protocol, TypeVarTuple
+from typing import Any, Protocol, TypeVarTuple
 
 from p2pavg.errors import ClosedError
 from p2pavg.report import RoundReport
@@ -169,16 +169,10 @@ class Session:
         contribution has begun; then its outcome, which is to be followed. Raises P2PAvgError.
         """
         contribution, answer = self._open
-        deadline = time.monotonic() + WITHDRAWAL_S
         self._post(self._connected.withdrawn, answer)
-        try:
-            outcome = answer.result(WITHDRAWAL_S)
-        except TimeoutError:
-            if not _is_over(deadline):
-                raise
+        if not _comes(answer, WITHDRAWAL_S):
             logger.warning("the round under way is brought to its end first; interrupt again to give it up")
-            outcome = answer.result()
-        return self._given(contribution, outcome)
+        return self._given(contribution, answer.result())
 
     def _given(self, contribution: Contribution, outcome: Outcome) -> Outcome:
         self._contributed = contribution.samples
@@ -194,28 +188,21 @@ class Session:
             raise self._failure
         answer: Future[Outcome] = Future()
         self.at_boundary = True
-        deadline = time.monotonic() + notice_s + REPORT_TIMEOUT_S
         try:
             self._post(self._connected.departing, contribution, notice_s, answer)
-            return self._given(contribution, answer.result(notice_s + REPORT_TIMEOUT_S))
-        except TimeoutError:
-            if not _is_over(deadline):
-                raise
-            return KeepGoing()
+            if not _comes(answer, notice_s + REPORT_TIMEOUT_S):
+                return KeepGoing()
+            return self._given(contribution, answer.result())
         finally:
             self.at_boundary = False
 
     def history(self) -> tuple[Generation, ...]:
         """The generations that led to `standing`. Raises ClosedError."""
         answer: Future[tuple[Generation, ...]] = Future()
-        deadline = time.monotonic() + REPORT_TIMEOUT_S
         self._post(self._connected.tell_history, answer)
-        try:
-            return answer.result(REPORT_TIMEOUT_S)
-        except TimeoutError:
-            if not _is_over(deadline):
-                raise
-            raise ClosedError("this peer is closed; build a new optimizer to train on") from None
+        if not _comes(answer, REPORT_TIMEOUT_S):
+            raise ClosedError("this peer is closed; build a new optimizer to train on")
+        return answer.result()
 
     def claimed(self) -> None:
         """This peer draws samples that no peer leased: the others are told. Any thread."""
@@ -245,14 +232,9 @@ class Session:
         return self.attention or self._samples >= self.stop_at or self._failure is not None
 
     def _outcome(self, answer: Future[Outcome], timeout: float | None) -> Outcome:
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        try:
-            return answer.result(timeout)
-        except TimeoutError:
-            if not _is_over(deadline):
-                raise
+        if not _comes(answer, timeout):
             self._post(self._connected.withdrawn, answer)
-            return answer.result()
+        return answer.result()
 
     @contextmanager
     def applying(self) -> Iterator[None]:
@@ -299,15 +281,10 @@ class Session:
         """What the last applied epoch measured."""
         recorded = self._recorded
         if recorded is not None:
-            deadline = time.monotonic() + REPORT_TIMEOUT_S
-            try:
-                self._last_report = recorded.result(REPORT_TIMEOUT_S) or self._last_report
-            except TimeoutError:
-                if not _is_over(deadline):
-                    raise
+            if not _comes(recorded, REPORT_TIMEOUT_S):
                 return self._last_report  # the next caller gets it
-            except CancelledError:
-                pass
+            with suppress(CancelledError):
+                self._last_report = recorded.result() or self._last_report
             self._recorded = None
         return self._last_report
 
@@ -363,8 +340,10 @@ class Session:
             raise ClosedError("this peer is closed; build a new optimizer to train on") from None
 
 
-def _is_over(deadline: float) -> bool:
-    """Whether a TimeoutError is the word of a wait until `deadline`; else it is somebody else's, such as a
-    signal handler of the user's.
+def _comes(answer: Future[Any], seconds: float | None) -> bool:
+    """Whether the answer comes within so many seconds; None: however long it takes. A TimeoutError raised
+    here, or by the answer, is somebody else's, such as a signal handler's of the user.
     """
-    return time.monotonic() > deadline - 0.01  # clocks round
+    there = threading.Event()
+    answer.add_done_callback(lambda _: there.set())
+    return there.wait(seconds)
