@@ -200,9 +200,10 @@ void Link::ask_ping(double now) {
     {
         std::lock_guard lock(mutex_);
         if (streams_.empty()) return;
-        const bool answer = now - std::min(asked_at_, last_ping_.load(std::memory_order_relaxed)) >= kAnswerS;
-        if (answer) asked_at_ = now;
-        ping_ = answer ? static_cast<uint64_t>(now * 1e9) : kNoAnswer;
+        const bool due = now - std::min(asked_at_, last_ping_.load(std::memory_order_relaxed)) >= kAnswerS;
+        if (due) asked_at_ = now;
+        const bool unsent = ping_ && *ping_ != kNoAnswer;  // the one that this one replaces asks for an answer
+        ping_ = due || unsent ? static_cast<uint64_t>(now * 1e9) : kNoAnswer;
         woken = take_idle(1);
     }
     for (auto &stream : woken) stream->wake();

@@ -84,7 +84,8 @@ class Link {
     bool forgettable() const;  // detached, without streams or frames
 
     // Sends a PING soon. It asks for an answer when no PING of the other side came for a second, and each second
-    // for the round trip: where both sides send PINGs, answering each would double them.
+    // for the round trip: where both sides send PINGs, answering each would double them. A PING replaces one that
+    // no stream has taken yet, and asks if that one asked.
     void ask_ping(double now);
     void ask_pong(uint64_t stamp);
     void heard(double now) { last_heard.store(now, std::memory_order_relaxed); }

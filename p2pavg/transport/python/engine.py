@@ -269,7 +269,9 @@ class PythonEngine:
         self._heartbeat_timer = self._loop.call_later(self._heartbeat_s, self._beat)
         for known in self._links.values():
             if known.open:
-                self._put_beat(known, Kind.PING, known.activity.stamp())
+                unsent = known.outbox.heartbeat(Kind.PING)
+                asks = unsent is not None and Heartbeat.parse(unsent.data).stamp != NO_ANSWER
+                self._put_beat(known, Kind.PING, known.activity.stamp(asks))
 
     def _put_beat(self, known: Link, kind: Kind, stamp: int) -> None:
         known.outbox.put(Item(Priority.HEARTBEAT, kind, data=self._own.beat(stamp)))

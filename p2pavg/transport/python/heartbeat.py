@@ -33,13 +33,15 @@ class PeerActivity:
         self._trainer_age_s = math.inf
         self._pinged_at = self._asked_at = -math.inf
 
-    def stamp(self) -> int:
+    def stamp(self, unsent: bool) -> int:
         """Of the next PING. It asks for an answer when no PING of the other side came for a second, and each
         second for the round trip: where both sides send PINGs, answering each would double them.
+
+        unsent: a PING that asks waits to be sent, which this one replaces: this one asks, too.
         """
         now = time.monotonic_ns()
         if 1e-9 * now - min(self._asked_at, self._pinged_at) < ANSWER_S:
-            return NO_ANSWER
+            return now if unsent else NO_ANSWER
         self._asked_at = 1e-9 * now
         return now
 

@@ -71,6 +71,10 @@ class Outbox:
             self._waiting.add(item.key)
         queue.append(item)
 
+    def heartbeat(self, kind: Kind) -> Item | None:
+        """The heartbeat of this kind that waits."""
+        return next((item for item in self._queues[Priority.HEARTBEAT] if item.kind is kind), None)
+
     def put_back(self, item: Item) -> None:
         """Add first an item whose stream closed before the kernel had all of it."""
         if item.key not in self._waiting:

@@ -745,6 +745,37 @@ class TestEngine:
         assert all(b - a >= ANSWER_S for a, b in itertools.pairwise(asked))
         wire.close()
 
+    async def test_a_ping_that_waits_still_asks(self, swarm_of):
+        """While a stream takes nothing for a second, the PING that waits asks for the round trip, and so does
+        each that replaces it.
+        """
+        swarm = swarm_of(2, streams=0)
+        wire = swarm.wire(0, 1)
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        swarm.engines[0].set_heartbeat(0.02)
+        pinged = frame(Kind.PING, Heartbeat(NO_ANSWER, 0.0, 0.0).pack())
+        stamp = 1
+        while stamp != NO_ANSWER:
+            await send(wire, pinged)
+            header, body = await read_frame(wire)
+            stamp = Heartbeat.parse(body).stamp
+        blob = memoryview(os.urandom(4 << 20))  # eight are more than the sockets hold, and are not packed
+        for chunk in range(8):
+            swarm.engines[0].send_blob(swarm.link(0, 1), 5, chunk, blob)
+        due = time.monotonic() + ANSWER_S + 0.2
+        beats = 0
+        while time.monotonic() < due or beats < 10:
+            await send(wire, pinged)
+            await asyncio.sleep(0.02)
+            beats += time.monotonic() >= due
+        beat = Heartbeat(0, 0.0, 0.0)
+        while beat.loop_age_s <= ANSWER_S:  # as nobody calls note_loop(), its age tells when a PING was made
+            header, body = await read_frame(wire)
+            if header.kind is Kind.PING:
+                beat = Heartbeat.parse(body)
+        assert beat.stamp != NO_ANSWER
+        wire.close()
+
     async def test_upload_limit(self, swarm_of):
         """An upload limit is exceeded by at most 5 % and put to use; lifting it lets the rest go at once."""
         swarm = swarm_of(2)
