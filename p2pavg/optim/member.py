@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -43,6 +43,7 @@ class Entering:
     start: RunStart | None
     dropped: int  # samples that it had accumulated
     known: list[str] | None  # addresses of members
+    loading: dict[str, Any] | None = None  # a state_dict() that may be loaded in part
 
 
 class RunWrapper(Wrapper):
@@ -169,6 +170,19 @@ class RunWrapper(Wrapper):
                     found += [format_host_port(host, port) for host, port in info.addresses]
         return found or None
 
+    def _known(self) -> list[str] | None:
+        """The same, or what was known when this peer left to enter again."""
+        return self._addresses() or (None if self._entering is None else self._entering.known)
+
+    def _standing(self) -> RunStart | None:
+        """Where the run stands; after this peer has left to enter again, where it is to go on."""
+        try:
+            return RunStart(*self._training.standing, self._training.history())
+        except ClosedError:
+            if self._entering is None:
+                raise
+            return self._entering.start
+
     def _leave(self) -> None:
         """Leave the run, to enter it anew."""
         self.peer.close()
@@ -179,21 +193,17 @@ class RunWrapper(Wrapper):
         further.
         """
         before = self._entering
+        if before is not None and before.loading is not None:
+            self.load_state_dict(before.loading)
+            return
         if before is None:
             log.warning(
                 "something was raised while the parameters of epoch %d changed: this peer enters the run "
                 "again, and takes the swarm's state where others are further",
                 self._update.epoch,
             )
-        start: RunStart | None
-        try:
-            start = RunStart(*self._training.standing, self._training.history())
-        except ClosedError:
-            if before is None:
-                raise
-            start = before.start
+        start, known = self._standing(), self._known()
         dropped = self._training.unaveraged() if before is None else before.dropped
-        known = self._addresses() or (None if before is None else before.known)
         self._entering = Entering(start, dropped, known)
         self._flat.clear()
         self._leave()

@@ -11,6 +11,7 @@ from p2pavg.optim.outer.local import LocalSteps
 from p2pavg.optim.outer.reference import Reference
 from p2pavg.optim.resume import MARK
 from p2pavg.optim.updates import options
+from p2pavg.rounds.training import RunStart
 
 
 class Saved(RunWrapper):
@@ -45,6 +46,8 @@ class Saved(RunWrapper):
         Args:
             state_dict: what `state_dict()` returned, here or at another peer of the run.
 
+        Interrupted, it is loaded whole by the next `step()`, or by another call.
+
         Raises:
             StateError: when it is of another model or optimizer, or malformed.
         """
@@ -53,18 +56,28 @@ class Saved(RunWrapper):
         if self.stands_at(state_dict):
             options.take(self.inner, state)
             return
-        known = self._addresses()
+        before, known = self._standing(), self._known()
+        self._entering = Entering(None, 0, known, state_dict)
         self._leave()
+        try:
+            start = self._load(state, ours)
+        except Exception:  # the run goes on from where it stood
+            self._entering = Entering(before, 0, known)
+            raise
+        self._flat.clear()
+        self._entering = Entering(start, 0, known)
+        self._join(start, known)
+        self._entering = None
+
+    def _load(self, state: dict[str, Any], ours: Mapping[str, Any] | None) -> RunStart | None:
+        """Load the two parts of a state_dict(). Returns where the run stood."""
         self.inner.load_state_dict(state)
         self._mirror_inner()
         if self._reference is not None:
             self._reference.read()  # what the model holds, unless the run's part tells better
         start = self._resumable.load(ours)
         self._buffers.read_agreed()
-        self._flat.clear()
-        self._entering = Entering(start, 0, known)
-        self._join(start, known)
-        self._entering = None
+        return start
 
     @contextmanager
     def swapped(self) -> Iterator[None]:

@@ -178,6 +178,53 @@ def test_an_interrupt_while_a_peer_enters_again(
     assert torch.isfinite(vector(model)).all()
 
 
+@pytest.mark.parametrize("then", ["the next step()", "the call again"])
+def test_an_interrupt_while_a_checkpoint_is_loaded(
+    then: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C when a peer has left, and the checkpoint is not loaded yet: the next step() loads it, or another
+    call does, and training goes on.
+    """
+    model, batches = net(), iter(EPOCHS * 2)
+    leave = CollaborativeOptimizer._leave
+
+    def leaves(opt: CollaborativeOptimizer) -> None:
+        leave(opt)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with wrap(model, options) as opt:
+        step(opt, model, next(batches))
+        saved = copy.deepcopy(opt.state_dict()) | {"p2pavg": None}
+        saved["param_groups"][0]["lr"] = 0.0123
+        monkeypatch.setattr(CollaborativeOptimizer, "_leave", leaves)
+        with pytest.raises(KeyboardInterrupt):
+            opt.load_state_dict(saved)
+        if then == "the call again":
+            opt.load_state_dict(saved)
+        for ids in batches:
+            step(opt, model, ids)
+        assert opt.param_groups[0]["lr"] == 0.0123
+        assert opt.epoch >= 3
+    assert torch.isfinite(vector(model)).all()
+
+
+def test_a_checkpoint_that_does_not_load_raises_once(options: dict[str, Any]) -> None:
+    """A checkpoint with one parameter too few raises torch's error, and the run goes on where it stood."""
+    model, batches = net(), iter(EPOCHS * 2)
+    with wrap(model, options) as opt:
+        for _ in range(3):
+            step(opt, model, next(batches))
+        epoch, saved = opt.epoch, copy.deepcopy(opt.state_dict()) | {"p2pavg": None}
+        saved["param_groups"][0]["params"].pop()
+        with pytest.raises(ValueError, match="doesn't match the size"):
+            opt.load_state_dict(saved)
+        for ids in batches:
+            step(opt, model, ids)
+        assert opt.epoch >= epoch + 3
+    assert torch.isfinite(vector(model)).all()
+
+
 def test_a_batch_interrupted_before_its_step_is_discarded(options: dict[str, Any]) -> None:
     """Ctrl-C between backward() and step(), and the cell again: step() names discard(), which helps."""
     model = net()
