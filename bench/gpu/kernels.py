@@ -173,7 +173,7 @@ def check_scale() -> None:
         assert torch.equal(y, x * (wanted / 1024.0)), f"rescale: {n}"
         assert current.item() == 300.0
         told = torch.full((1,), -1.0, pin_memory=True)
-        clearing = device.Clearing(y, [told[0]])
+        clearing = device.ClearUnless(y, [told[0]])
         clearing.clear(torch.zeros((), device="cuda"), 0)
         torch.cuda.synchronize()
         assert told.item() == 0.0, f"a flag of 0 was not told: {n}"

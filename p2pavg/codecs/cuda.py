@@ -115,7 +115,7 @@ def rescale(data: torch.Tensor, wanted: torch.Tensor, current: torch.Tensor) -> 
     compiled_cuda.rescale(data.data_ptr(), n, _scalar(wanted, data), _scalar(current, data), _stream(data))
 
 
-class Clearing:
+class ClearUnless:
     """data <- 0 unless a flag is 0, at every step of a training loop: what stays the same is looked at once.
 
     data: float32[n]; told: one float32 each, in page-locked host memory, where the host sees a flag as soon

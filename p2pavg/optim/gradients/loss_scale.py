@@ -172,7 +172,7 @@ class Clearing:
         self.sums = sums
         self.flags = flags
         alone = sums[0] if len(sums) == 1 and _has_kernels(sums[0]) else None
-        self._kernel = None if alone is None else device.Clearing(alone, flags.slots)
+        self._kernel = None if alone is None else device.ClearUnless(alone, flags.slots)
 
     def clear(self, flag: torch.Tensor, slot: int) -> None:
         """All sums <- 0 unless flag, one float32 on their device, is 0; the slot <- flag. Does not wait."""
