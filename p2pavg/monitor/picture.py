@@ -178,6 +178,7 @@ class Picture:
             usual_epoch_s=self.epochs.usual_seconds(),
             epoch_age_s=self._epoch_age(now),
             egress_bytes_per_hour=3600 * sum(seen.sent_per_s for seen in here.values()),
+            told=any(seen.reports for seen in here.values()) or any(status.plan for status in told),
             loss=loss if loss is not None and is_number(loss) else None,
             loss_text="" if loss is None else f"{loss:.4g}",
             passes=max((status.passes for status in told), default=0.0),

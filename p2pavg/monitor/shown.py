@@ -83,6 +83,7 @@ class Shown:
     usual_epoch_s: float | None  # how long an epoch usually takes
     epoch_age_s: float | None  # since the last one ended
     egress_bytes_per_hour: float
+    told: bool  # a member has told of an epoch: until then nobody knows what is logged, or shared out
     loss: float | None  # the mean over the peers that logged one; None: nobody did, or it is no number
     loss_text: str  # also of what is no number
     passes: float  # over the data; 0.0: no sampler shares data out

@@ -3,15 +3,17 @@
 import { byId, make, say } from "./dom.js";
 import * as format from "./format.js";
 
+// Of what peers tell of their epochs, before one has told.
+const unknown = (run) => (run.told ? "" : "not known yet");
 const present = (peers) => peers.filter((peer) => peer.state !== "gone");
 
 const TILES = [
   ["speed", "samples / s", (run) => format.number(run.samples_per_second), (run) => `over epochs of ${format.duration(run.usual_epoch_s)}`],
-  ["loss", "loss", (run) => (run.loss === null ? run.loss_text || "–" : format.loss(run.loss)), (run) => (run.loss_text ? "mean over the peers" : "none is logged: opt.log(loss=…)")],
+  ["loss", "loss", (run) => (run.loss === null ? run.loss_text || "–" : format.loss(run.loss)), (run) => (run.loss_text ? "mean over the peers" : unknown(run) || "none is logged: opt.log(loss=…)")],
   ["dollars", "dollars / h", (run) => format.dollars(run.dollars_per_hour), (run) => (run.dollars_per_hour === null ? "needs --prices" : `${format.dollars(run.dollars_per_million_samples)} per million samples`)],
   ["egress", "egress / h", (run) => format.bytes(run.egress_bytes_per_hour), (run) => stages(run) || "all that the peers send"],
   ["peers", "peers", (run) => format.whole(present(run.peers).length), (run) => company(run.peers)],
-  ["pass", "pass over the data", (run) => (run.passes > 0 ? run.passes.toFixed(3) : "–"), (run) => (run.passes > 0 ? `${format.counted(run.blocks_consumed, "block")} consumed` : "no sampler shares data out")],
+  ["pass", "pass over the data", (run) => (run.passes > 0 ? run.passes.toFixed(3) : "–"), (run) => (run.passes > 0 ? `${format.counted(run.blocks_consumed, "block")} consumed` : unknown(run) || "no sampler shares data out")],
   ["memory", "memory", (run) => format.bytes(run.memory_bytes), (run) => (run.device_memory_bytes ? `${format.bytes(run.device_memory_bytes)} on accelerators` : "of all peers' processes")],
   ["counted", "since the watch began", (run) => format.counted(run.epochs_ended, "epoch"), (run) => `${format.counted(run.samples_discarded, "sample")} discarded, ${format.counted(run.attempts_failed, "failed attempt")}`],
 ];

@@ -343,3 +343,12 @@ def test_who_downloads_is_not_counted() -> None:
     picture.told(A, status(peers=sees(B)), 0.4)
     line = run_line(picture.show(0.5))
     assert line.endswith("1 peer and 1 downloading")
+
+
+@pytest.mark.parametrize("tells", [status(plan="flat"), told_of(4)])
+def test_what_is_logged_is_not_known_before_a_member_has_told_of_an_epoch(tells: dict[str, Any]) -> None:
+    """`told` says whether a missing loss or sampler means anything yet, which the page's tiles ask."""
+    picture = three()
+    assert not picture.show(0.1).told
+    picture.told(A, tells, 0.2)
+    assert picture.show(0.3).told
