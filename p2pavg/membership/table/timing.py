@@ -13,7 +13,8 @@ SHORTEST_TIMEOUT = 0.12
 SHORTEST_PATIENCE = 0.04
 LONGEST_TIMEOUT = 5.0
 HURRY = 3.0  # times the slowest of those that have answered, and
-HURRY_KNOWN = 1.25  # times its usual round trip, where that is known
+HURRY_KNOWN = 1.25  # times its shortest round trip, where that is known
+LATELY = 4.0  # times the median of the last answers
 MAX_ENDPOINTS = 8192
 
 
@@ -22,14 +23,16 @@ class AddressFacts:
     seconds).
     """
 
-    __slots__ = ("deviation", "smoothed", "token")
+    __slots__ = ("deviation", "shortest", "smoothed", "token")
 
     def __init__(self) -> None:
         self.token = NO_TOKEN
         self.smoothed: float | None = None
         self.deviation = 0.0
+        self.shortest = 0.0  # 0.0: not known
 
     def measured(self, rtt: float) -> None:
+        self.shortest = min(rtt, self.shortest or rtt)
         if self.smoothed is None:
             self.smoothed, self.deviation = rtt, rtt / 2
         else:
@@ -65,25 +68,30 @@ class Endpoints:
         endpoint.measured(rtt)
         self._recent_rtts.append(rtt)
 
-    def patience(self, endpoint: AddressFacts) -> float:
-        """How long an answer from there usually takes at most, in seconds."""
+    def _usual(self, endpoint: AddressFacts) -> float:
         if endpoint.smoothed is not None:
             usual = endpoint.smoothed + 4 * endpoint.deviation + 0.01
         elif len(self._recent_rtts) >= 4:
-            usual = 4 * statistics.median(self._recent_rtts)
+            usual = LATELY * statistics.median(self._recent_rtts)
         else:
             usual = FIRST_TIMEOUT / 2
         return min(max(usual, SHORTEST_PATIENCE), LONGEST_TIMEOUT / 2)
 
-    def hurry(self, endpoint: AddressFacts, slowest_s: float) -> float:
-        """The same, when others that were asked together with it took at most so long: what is known of an
-        address may be of a time when this machine, or the network, was busy.
+    def patience(self, endpoint: AddressFacts) -> float:
+        """How long an answer from there usually takes at most, in seconds, as fast as answers come lately:
+        what is known of an address may be of a time when this machine, or the network, was busy.
         """
-        usual = HURRY * slowest_s + 0.01
-        if endpoint.smoothed is not None:
-            usual = max(usual, HURRY_KNOWN * endpoint.smoothed + 0.01)
+        usual = self._usual(endpoint)
+        if len(self._recent_rtts) < 4:
+            return usual
+        lately = LATELY * statistics.median(self._recent_rtts)
+        return min(usual, max(lately, HURRY_KNOWN * endpoint.shortest + 0.01, SHORTEST_PATIENCE))
+
+    def hurry(self, endpoint: AddressFacts, slowest_s: float) -> float:
+        """The same, when others that were asked together with it took at most so long."""
+        usual = max(HURRY * slowest_s + 0.01, HURRY_KNOWN * endpoint.shortest + 0.01)
         return min(max(usual, SHORTEST_PATIENCE), self.patience(endpoint))
 
     def timeout(self, endpoint: AddressFacts) -> float:
         """How long to wait for the answer to a first try, in seconds."""
-        return min(max(2 * self.patience(endpoint), SHORTEST_TIMEOUT), LONGEST_TIMEOUT)
+        return min(max(2 * self._usual(endpoint), SHORTEST_TIMEOUT), LONGEST_TIMEOUT)

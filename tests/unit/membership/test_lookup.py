@@ -89,7 +89,7 @@ def test_once_half_have_answered_the_others_hold_a_lookup_back() -> None:
 
 
 def test_a_wait_is_as_long_as_answers_take_now() -> None:
-    """An address of which a slow time is known gets a little more than its usual round trip where others
+    """An address of which a slow time is known gets a little more than its shortest round trip where others
     answer at once; one that is always far away gets its whole time, and nobody gets more than without the
     others.
     """
@@ -102,3 +102,21 @@ def test_a_wait_is_as_long_as_answers_take_now() -> None:
     assert endpoints.hurry(far, 0.004) > 0.3
     assert endpoints.hurry(new, 0.004) == SHORTEST_PATIENCE
     assert endpoints.hurry(new, 9.0) == endpoints.patience(new)
+
+
+def test_patience_is_of_the_last_answers_too() -> None:
+    """Who was measured while everything was slow is waited for as long as its shortest round trip and the
+    last answers of all say; the question is sent again no sooner than before.
+    """
+    endpoints = Endpoints()
+    busy, far, near = (endpoints.at(("10.0.0.1", port)) for port in (1, 2, 3))
+    for _ in range(10):
+        for rtt in (0.03, 0.3):
+            endpoints.measured(busy, rtt)
+            endpoints.measured(far, 0.3)
+    before, again = endpoints.patience(busy), endpoints.timeout(busy)
+    for _ in range(32):
+        endpoints.measured(near, 0.002)
+    assert endpoints.patience(busy) < 0.05 < 0.5 < before
+    assert endpoints.patience(far) > 0.3
+    assert endpoints.timeout(busy) == again
