@@ -16,8 +16,8 @@ from p2pavg.peer.dialling import Dialler
 from p2pavg.peer.refusals import LinkRefusals
 from p2pavg.peer.settings import DEFAULT_PORT, Settings
 from p2pavg.rounds.loop.planning import Planner
-from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.memory.config import Config
 from p2pavg.rounds.machine.rules.notes import of_leader
 from p2pavg.rounds.protocol.roles import Role
 from p2pavg.rounds.training import RunStart, TrainingSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from p2pavg.rounds.machine.actions import Action, Trace
-from p2pavg.rounds.machine.core import Spaced
+from p2pavg.rounds.machine.memory.config import Spaced
 from p2pavg.rounds.protocol.roles import Role
 from tests.simulation.swarm import Swarm
 from tests.simulation.trainer import Node

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
-from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.memory.config import Config
 from p2pavg.rounds.protocol.ballot import Stage
 from p2pavg.rounds.protocol.lineage import first_lineage
 from p2pavg.rounds.protocol.messages import Done, Promise

@@ -13,8 +13,8 @@ from p2pavg.plan import MOST_GATHERED, Plan
 from p2pavg.plan.part import Part
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
-from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.memory.config import Config
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.messages import Message
 from p2pavg.rounds.protocol.roles import Generation, Role

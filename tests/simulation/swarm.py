@@ -11,7 +11,7 @@ from typing import Any
 from p2pavg.plan import Plan
 from p2pavg.rounds.machine import actions as act
 from p2pavg.rounds.machine import events as ev
-from p2pavg.rounds.machine.core import Spaced
+from p2pavg.rounds.machine.memory.config import Spaced
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.lineage import first_lineage
 from p2pavg.rounds.protocol.messages import Committed, Inquire, Message, Progress

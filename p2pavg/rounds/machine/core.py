@@ -7,12 +7,11 @@ Other files read the fields of `Core` and the objects in these fields, and chang
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Any
 
-from p2pavg.plan import Plan
 from p2pavg.rounds.machine.actions import Action, Blame, Resume, Send, Stop, Trace, TraceKind, WaitAt
+from p2pavg.rounds.machine.memory.config import MOST_STEP, Config
 from p2pavg.rounds.machine.memory.holding import Holding
 from p2pavg.rounds.machine.memory.inquest import Inquest
 from p2pavg.rounds.machine.memory.own import OwnThread
@@ -23,48 +22,16 @@ from p2pavg.rounds.machine.rules.camps import Camp, Facts, Gap, LinkedPeers, end
 from p2pavg.rounds.machine.rules.dawdling import Dawdling
 from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND, Deadlines, Timer
 from p2pavg.rounds.machine.rules.election import rendezvous
-from p2pavg.rounds.machine.rules.notes import Combine, of_leader
 from p2pavg.rounds.machine.rules.offences import Offences
-from p2pavg.rounds.machine.rules.spacing import Spacing
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Lineage, PeerId
 from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.lineage import History
 from p2pavg.rounds.protocol.messages import Aborted, Committed, Message, Progress
-from p2pavg.rounds.protocol.roles import Generation, PlanMember, Role
+from p2pavg.rounds.protocol.roles import Role
 
-Planner = Callable[[Sequence[PlanMember]], Plan]
-Spaced = Callable[[Sequence[PlanMember]], Spacing]
 OUTCOMES_KEPT = 64  # decided ballots that this peer can tell others of
 MOST_WORDS = 128  # peers that left, whose last words are kept, beside the voters of the ballot that is held
 MOST_APART = 64  # peers without a link that a Progress names
-MOST_STEP = 1 << 30  # samples of one step, in lockstep
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """The settings with which a machine is built.
-
-    A JOINER has no state yet: it downloads one first. `life` tells this life of the peer from its earlier
-    lives: each life has a larger number, by more than the ballots that one life opens (nanoseconds of the
-    wall clock).
-    """
-
-    me: PeerId
-    run_id: str
-    epoch: int
-    lineage: Lineage
-    target: int  # samples per epoch, over all peers
-    plan: Planner  # from the members in rank order
-    spacing: Spaced | None = None  # how far apart rounds of these members must be; None: as the samples come
-    role: Role = Role.TRAINER
-    history: tuple[Generation, ...] = ()
-    region: str = ""  # the place of this peer, as the peer names it
-    client_only: bool = False  # others cannot dial this peer
-    patience_s: float | None = None  # how long stragglers are waited for; None: from measurements
-    lockstep: bool = False  # one step of each peer present closes a round, however many samples that is
-    combine: Combine = of_leader
-    weighted: bool = False  # contributions have weights of their own; else each weighs as much as its samples
-    life: int = 0
 
 
 class Core:

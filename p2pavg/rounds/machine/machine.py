@@ -13,7 +13,7 @@ from typing import Any
 
 from p2pavg.rounds.machine import events
 from p2pavg.rounds.machine.actions import Action, TraceKind
-from p2pavg.rounds.machine.core import Config, Core
+from p2pavg.rounds.machine.core import Core
 from p2pavg.rounds.machine.counting import Counting
 from p2pavg.rounds.machine.decisions import Decisions
 from p2pavg.rounds.machine.departure import Departure
@@ -22,6 +22,7 @@ from p2pavg.rounds.machine.healing import Healing
 from p2pavg.rounds.machine.leading import Leading
 from p2pavg.rounds.machine.measurements import Measurements
 from p2pavg.rounds.machine.member import Member
+from p2pavg.rounds.machine.memory.config import Config
 from p2pavg.rounds.machine.memory.state import MemberState, state_of
 from p2pavg.rounds.machine.newcomers import Newcomers
 from p2pavg.rounds.machine.others import Peers

@@ -10,9 +10,9 @@ import pytest
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.actions import OpenJob, Send
-from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import LocalProgress, PeerUp, Received
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.memory.config import Config
 from p2pavg.rounds.protocol.ballot import Ballot
 from p2pavg.rounds.protocol.messages import Prepare, Refuse
 from p2pavg.rounds.protocol.roles import PlanMember

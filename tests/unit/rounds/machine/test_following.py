@@ -10,7 +10,6 @@ import pytest
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.actions import Action, OpenJob, Send, StartHeal, StopHeal
-from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import (
     Donors,
     Followed,
@@ -25,6 +24,7 @@ from p2pavg.rounds.machine.events import (
 )
 from p2pavg.rounds.machine.healing import DOUBT_S
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.memory.config import Config
 from p2pavg.rounds.machine.memory.holding import Holding
 from p2pavg.rounds.protocol.ballot import Ballot, Stage
 from p2pavg.rounds.protocol.messages import Follow, Prepare, Progress, Promise, Query, Refuse, Totals, Unknown

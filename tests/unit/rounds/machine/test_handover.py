@@ -11,7 +11,6 @@ import pytest
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.actions import Action, Discarded, HandOver, Send
-from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.departure import Acceptance
 from p2pavg.rounds.machine.events import (
     Applied,
@@ -26,6 +25,7 @@ from p2pavg.rounds.machine.events import (
     Received,
 )
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.memory.config import Config
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
 from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.messages import Aborted, Begin, Committed, Departing, Prepare

@@ -13,7 +13,6 @@ import pytest
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.actions import Action, Commit, Discarded, OpenJob, Resume, Send, WaitAt
-from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import (
     Applied,
     Event,
@@ -27,6 +26,7 @@ from p2pavg.rounds.machine.events import (
     Tick,
 )
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.memory.config import Config
 from p2pavg.rounds.protocol.ballot import Ballot
 from p2pavg.rounds.protocol.causes import Cause, Objection
 from p2pavg.rounds.protocol.messages import Aborted, Done, Links, Prepare, Progress, Promise, Ready, Refuse

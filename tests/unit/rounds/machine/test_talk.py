@@ -11,7 +11,6 @@ import pytest
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.actions import Action, BeginJob, Send
-from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import (
     Applied,
     Event,
@@ -23,6 +22,7 @@ from p2pavg.rounds.machine.events import (
     Received,
 )
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.memory.config import Config
 from p2pavg.rounds.machine.memory.holding import Holding
 from p2pavg.rounds.machine.memory.proposal import Proposal
 from p2pavg.rounds.machine.rules.deadlines import LEAST_RATE, Timer

@@ -16,9 +16,9 @@ from p2pavg.peer.peer import Peer
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.actions import Action, BeginJob, OpenJob, Resume, Send
-from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import LocalProgress, PeerUp, Received
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.memory.config import Config
 from p2pavg.rounds.protocol.ballot import Ballot
 from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.messages import Aborted, Begin, Message, Prepare, Promise, Ready, Unready

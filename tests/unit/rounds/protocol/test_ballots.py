@@ -9,9 +9,9 @@ import pytest
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.actions import Action, CancelJob, Commit, Discarded, OpenJob, Send
-from p2pavg.rounds.machine.core import Config
 from p2pavg.rounds.machine.events import Healed, JobDone, LocalProgress, PeerDown, PeerUp, Received
 from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.memory.config import Config
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
 from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.messages import (

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from p2pavg.rounds.machine.actions import Action, Commit, Stretch
-from p2pavg.rounds.machine.core import Spaced
+from p2pavg.rounds.machine.memory.config import Spaced
 from p2pavg.rounds.machine.rules.pace import Pace
 from p2pavg.rounds.machine.rules.spacing import Spacing, Spent
 from p2pavg.rounds.protocol.messages import Totals
