@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.contestant import DEADLINE_S, Contestant
+from bench.versus.contestant import DEADLINE_S, Contestant
 from p2pavg.bench.machine import environment
 from p2pavg.bench.workers import Workers
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bench.contestant import Contestant
+from bench.versus.contestant import Contestant
 from p2pavg.bench.workers import Workers
 from p2pavg.credentials import new_secret
 from p2pavg.lab.topology import Topology

@@ -1,4 +1,4 @@
-"""What a relay costs and gives: `python -m bench.relay [--cap-mbps 25] [--seconds 2] [--json PATH]`.
+"""What a relay costs and gives: `python -m bench.reach.relay [--cap-mbps 25] [--seconds 2] [--json PATH]`.
 
 Two connections of this process are joined by a relay in another one, over the loopback, and both sides send
 all they can. Prints which share of the cap passes, how much CPU time the relay takes for it, and how fast
@@ -184,7 +184,7 @@ def _slowed(
 
 def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.relay", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.reach.relay", description=__doc__)
     parser.add_argument("--cap-mbps", type=float, default=25.0, help="default: %(default)g")
     parser.add_argument("--seconds", type=float, default=2.0, help="of a turn; default: %(default)g")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""How long joining takes where no UDP gets through: `python -m bench.without_udp [--turns 9] [--json PATH]`.
+"""Joining where no UDP gets through: `python -m bench.reach.without_udp [--turns 9] [--json PATH]`.
 
 Two labs have the same network, one of them without UDP at any host. In each, members train, and a newcomer
 joins them, in turns: from its start until it has the run's state and takes part. Prints the median seconds.
@@ -67,7 +67,7 @@ class Swarm:
         self.lab = stack.enter_context(Lab(parse(text, "udp" if udp else "tcp")))
         for host in self.lab.hosts:
             self.lab.set_node(host, drop_udp=not udp)
-        argv, env = [sys.executable, "-m", "bench.without_udp", "--worker"], {**os.environ}
+        argv, env = [sys.executable, "-m", "bench.reach.without_udp", "--worker"], {**os.environ}
         self._workers: dict[str, Worker] = {}
         for index, host in enumerate(self.lab.hosts):
             self._workers[host] = Worker(index, start(argv, env, lab=self.lab, host=host))
@@ -110,7 +110,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m bench.without_udp", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.reach.without_udp", description=__doc__)
     parser.add_argument("--turns", type=int, default=9, help="in each lab; default: %(default)s")
     parser.add_argument("--members", type=int, default=4, help="that train; default: %(default)s")
     parser.add_argument("--rtt-ms", type=float, default=40.0, help="between any two; default: %(default)s")

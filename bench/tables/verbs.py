@@ -95,6 +95,15 @@ TOLD = (
     *FIELDS,
 )
 
+SCRIPTS = {  # the results of scripts of other names
+    "monitor_cost": "watching.cost",
+    "predicted": "lab.predicted",
+    "reach_direct": "reach",
+    "reach_far": "reach",
+    "reach_relayed": "reach",
+    "without_udp": "reach.without_udp",
+}
+
 
 def leaves(content: dict[str, Any], path: str = "") -> Iterator[Row]:
     """Figures of a result of any shape, by their place in it; lists of single runs are left out."""
@@ -115,5 +124,6 @@ def others() -> str:
         if not any(path.stem == name or path.stem.startswith(f"{name}_") for name in TOLD):
             content = json.loads(path.read_text())
             rows = table(["figure", "value"], list(leaves(content)))
-            sections.append(f"### `bench.{path.stem}`\n\n{rows}\n`{path.name}`: {measured(content)}.\n")
+            head = f"### `{path.name}`, by `bench.{SCRIPTS.get(path.stem, path.stem)}`"
+            sections.append(f"{head}\n\n{rows}\nMeasured: {measured(content)}.\n")
     return "\n".join(sections)

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.contestant import DEADLINE_S, Contestant
+from bench.versus.contestant import DEADLINE_S, Contestant
 from bench.versus.plot import plot
 from p2pavg.bench.machine import environment
 from p2pavg.bench.workers import Workers

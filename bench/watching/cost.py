@@ -1,6 +1,6 @@
 """What a monitor costs a swarm: throughput with one and without, in turn, over the same training.
 
-python -m bench.monitor_cost --peers 4 --turns 8 --seconds 10 [--pages 3] [--json PATH]
+python -m bench.watching.cost --peers 4 --turns 8 --seconds 10 [--pages 3] [--json PATH]
 
 With --pages the monitor serves its page, and so many clients listen to it as browsers do.
 

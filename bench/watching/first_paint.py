@@ -1,4 +1,4 @@
-"""How soon a browser paints the page of a run: `python -m bench.first_paint [--times 15] [--json PATH]`.
+"""How soon a browser paints a run: `python -m bench.watching.first_paint [--times 15] [--json PATH]`.
 
 Three peers train, a monitor serves their page on loopback, and headless Chromium opens that page so many
 times, each time with nothing kept from before. The browser itself says when it painted first (the page's

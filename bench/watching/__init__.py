@@ -1,0 +1,1 @@
+"""What watching a run costs the swarm, and how soon a browser shows it."""
