@@ -35,15 +35,29 @@ class Closeable(Protocol):
 _open: weakref.WeakKeyDictionary[Open, tuple[list[Closeable], bytes]] = weakref.WeakKeyDictionary()
 
 
+_closing: list[threading.Thread] = []  # what dropped optimizers held
+CLOSING_S = 10.0  # how long that is waited for
+
+
 def check_free(params: Iterable[torch.Tensor]) -> None:
-    """Raises ConfigurationError when another optimizer already trains one of these."""
+    """Raises ConfigurationError when another optimizer already trains one of these. One that was dropped
+    lets go of them first.
+    """
     params = list(params)
-    for other in list(_open):
-        if other.owns(params):
-            raise ConfigurationError(
-                f"these parameters already train in run {other.run_id!r}: close() that optimizer first, as "
-                "opt.close(), before you build another one on them"
-            )
+    if _owner(params) is not None:
+        gc.collect()  # it may have been dropped, and only wait to be collected
+    while _closing:
+        _closing.pop().join(CLOSING_S)
+    other = _owner(params)
+    if other is not None:
+        raise ConfigurationError(
+            f"these parameters already train in run {other.run_id!r}: close() that optimizer first, as "
+            "opt.close(), before you build another one on them"
+        )
+
+
+def _owner(params: list[torch.Tensor]) -> Open | None:
+    return next((other for other in list(_open) if other.owns(params)), None)
 
 
 def warn_of_another_model(run_id: str, schema: bytes) -> None:
@@ -77,7 +91,9 @@ def enter(optimizer: Open, held: list[Closeable], schema: bytes) -> None:
 def _dropped(held: list[Closeable]) -> None:
     """Close what a dropped optimizer held, on a new thread: the one that collects garbage must not wait."""
     if held:
-        threading.Thread(target=_close, args=(held,), name="p2pavg-dropped", daemon=True).start()
+        thread = threading.Thread(target=_close, args=(held,), name="p2pavg-dropped", daemon=True)
+        thread.start()
+        _closing.append(thread)
 
 
 def _close(held: list[Closeable]) -> None:

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from p2pavg import outline
 from p2pavg.errors import ConfigurationError, IncompatiblePeerError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
+from p2pavg.peer.peer import Peer
 from tests.unit.optim.fake_swarm import FakeSwarm
 from tests.unit.optim.test_optimizer import MAKERS, loss_of, net, swarm, vector, wrap
 
@@ -64,6 +65,26 @@ def test_a_dropped_optimizer_leaves(options: dict[str, Any]) -> None:
         peer.start()
     assert all(param.grad is None for param in model.parameters())
     real(model, **options).close()
+
+
+def test_a_dropped_optimizer_makes_room_before_it_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of an optimizer that nobody holds, and no collection has found yet, is wrapped anew, and only
+    when all that the old one held is closed.
+    """
+    model, closed, close = net(), [], Peer.close
+    monkeypatch.setattr(Peer, "close", lambda peer, *notice: (close(peer, *notice), closed.append(peer))[0])
+    gc.disable()
+    try:
+        peer = real(model).peer
+        opt = real(model)
+    finally:
+        gc.enable()
+    assert closed == [peer]
+    for _ in range(2):
+        loss_of(model, [1, 2, 3, 4]).backward()
+        opt.step()
+    assert opt.epoch == 2
+    opt.close()
 
 
 def test_what_hides_an_optimizer_is_refused_by_name(swarm: FakeSwarm) -> None:
