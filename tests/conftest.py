@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.progress import Progress
+from tests.warm.popen import Warm
 
 # Several processes share few cores here: a thread pool in each would only make them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,6 +25,7 @@ settings.load_profile("shared machine")
 
 _TESTS = Path(__file__).parent
 _MARKED = ("wan", "chaos", "swarm")
+_WARM = ("chaos", "swarm", "integrations")  # the lab's programs are timed from their start
 _FIRST = (*_MARKED, "integrations")  # the long ones
 _NICE = 5  # of all tests but the lab's, which runs to the millisecond
 _seen: set[str] = set()  # the folders of the tests that this process ran
@@ -64,6 +67,17 @@ def _nothing_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     live = sys.modules.get("p2pavg.optim.live")
     if live is not None:
         monkeypatch.setattr(live, "_open", WeakKeyDictionary())
+
+
+@pytest.fixture(autouse=True)
+def _programs_are_warm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The many programs of swarms are forked from one that has imported what they need."""
+    if (
+        sys.platform == "linux"
+        and _folder(request.node) in _WARM
+        and not request.node.get_closest_marker("cold")
+    ):
+        monkeypatch.setattr(subprocess, "Popen", Warm)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

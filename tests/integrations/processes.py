@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import multiprocessing.connection
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -15,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+
+from tests.swarm.trainers import forking
 
 F32 = npt.NDArray[np.float32]
 DEADLINE_S = 100.0  # without a word of anybody, while all have the processors that they want
@@ -112,7 +113,7 @@ def run(
     """What `work(rank, peers, meeting, *extra)` returned in each of `peers` processes. lost: those that end
     without a result: None. meets: those that come `together`; None: all.
     """
-    context = multiprocessing.get_context("spawn")
+    context = forking()
     pipes, started = [], []
     for rank in range(peers):
         ours, theirs = context.Pipe()

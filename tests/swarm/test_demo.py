@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+@pytest.mark.cold  # all of it as a person starts it
 def test_demo_shows_what_it_promises(tmp_path):
     """The demo, for half its epochs: a kill, a newcomer, equal bits, and the loss of one process within the
     spread of five seeds.

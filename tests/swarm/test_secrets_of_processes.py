@@ -32,6 +32,7 @@ asyncio.run(main(), debug=True)
 
 
 @pytest.mark.swarm
+@pytest.mark.cold  # command lines are looked at
 def test_no_secret_is_left_where_others_see_it(tmp_path: Path) -> None:
     """Two processes average with every logger at debug level, and crash: no key in their command lines, logs,
     reports, standard streams, nor in any file that others can read.

@@ -17,6 +17,7 @@ from p2pavg.membership import DHT
 from p2pavg.membership.table.wire import HEADER_BYTES, NOTICE, VERSION
 from p2pavg.transport.links import handshake
 
+pytestmark = pytest.mark.cold  # the later version changes modules before others are imported
 MAJOR, MINOR = handshake.WIRE_VERSION
 
 LATER = """

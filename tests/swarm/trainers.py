@@ -198,7 +198,8 @@ def train_delayed(job: Job, opt: CollaborativeOptimizer, model: nn.Module) -> tu
 torch.optim.SGD([nn.Parameter(torch.zeros(1))])  # the first optimizer of a process imports for seconds
 
 
-def _start() -> multiprocessing.context.BaseContext:
+def forking() -> multiprocessing.context.BaseContext:
+    """Processes forked from one that has imported torch and p2pavg."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.swarm.trainers"])
@@ -209,7 +210,7 @@ class Trainers:
     """Starts trainer processes and talks to them; whatever is left is killed at the end."""
 
     def __init__(self) -> None:
-        self._context = _start()
+        self._context = forking()
         self.processes: list[Any] = []
         self.pipes: list[Connection] = []
         self.addresses: list[str] = []
