@@ -245,7 +245,9 @@ def prediction(folder: Path, run: Run) -> dict[str, Any]:
     later = [r for epoch, r in run.chain.items() if epoch >= asked["epoch"]]
     begin, end = asked["at"], max(life.until for life in run.lives)
     came = sum(report["samples"] for report in later) / (end - begin)
-    alive = _alive_between(run.lives, begin, end) / ((end - begin) * len(run.facts["places"]))
+    slowness = {place["name"]: place["slowness"] for place in run.facts["places"]}
+    every = sum(1 / one for one in slowness.values())
+    alive = _alive_between(run.lives, slowness, begin, end) / ((end - begin) * every)
     expected = float(said["samples_per_second"])
     return {
         "samples_per_second_predicted": round(expected, 2),
@@ -256,13 +258,14 @@ def prediction(folder: Path, run: Run) -> dict[str, Any]:
     }
 
 
-def _alive_between(lives: list[Life], begin: float, end: float) -> float:
+def _alive_between(lives: list[Life], slowness: dict[str, float], begin: float, end: float) -> float:
+    """Seconds of the living, each by how fast its place is."""
     total = 0.0
     for life in lives:
         if life.up is not None:
             since, until = max(begin, float(life.up["at"])), min(end, life.until)
             away = sum(max(0.0, min(until, b) - max(since, a)) for a, b in life.frozen)
-            total += max(0.0, until - since - away)
+            total += max(0.0, until - since - away) / slowness[life.place]
     return total
 
 
