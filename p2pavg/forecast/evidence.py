@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,10 +11,12 @@ from typing import TypeVar
 
 from p2pavg import codecs
 from p2pavg.allreduce.partition import chunk_elements
+from p2pavg.allreduce.rates import LEAST_BYTES, WINDOW_S
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.laws import (
     BYTES,
     CHUNK,
+    INITIAL_WINDOW,
     LinkProfile,
     Overheads,
     PeerProfile,
@@ -26,7 +27,7 @@ from p2pavg.forecast.laws import (
     value_bytes,
 )
 from p2pavg.identity import SHORT_ID_DIGITS
-from p2pavg.report import MemoryReport, RoundReport
+from p2pavg.report import LinkReport, MemoryReport, RoundReport
 
 K = TypeVar("K", int, str, tuple[int, int])
 V = TypeVar("V")
@@ -35,20 +36,24 @@ Z80 = 1.2816  # of a normal distribution: 80% lie within
 _WIDEST = 0.35
 _CORRECTIONS = 10
 _MEASURED = (
-    *("samples", "local_samples", "bytes_sent", "seconds_total"),
+    *("epoch", "samples", "local_samples", "bytes_sent", "seconds_total"),
     *("seconds_calculation", "seconds_transfer", "seconds_commit"),
 )
+_OF_A_LINK = ("bytes_sent", "bytes_received", "streams", "rtt_s", "window_bytes", "rate_bps")
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A swarm as its reports show it. seconds: of each epoch that was looked at. outer: by outer steps."""
+    """A swarm as its reports show it. seconds: of each epoch that was looked at. outer: by outer steps.
+    discarded: of what peers trained on, the share that is in no average.
+    """
 
     job: Workload
     swarm: Swarm
     overheads: Overheads
     seconds: tuple[float, ...]
     outer: bool = False
+    discarded: float = 0.0
 
     @property
     def half_width(self) -> float:
@@ -86,12 +91,19 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
     rounds = [
         report for report in reports if report.members and report.seconds_total != 0 and report.samples != 0
     ]
-    for report, name in itertools.product(rounds, _MEASURED):
-        if getattr(report, name) < 0:
-            raise ConfigurationError(
-                f"epoch {report.epoch} of peer {report.peer[:SHORT_ID_DIGITS]}: {name} is below 0: "
-                f"{getattr(report, name):g}"
-            )
+    for report in rounds:
+        told = [("", name, getattr(report, name)) for name in _MEASURED]
+        told += [
+            (f"the link to {link.peer[:SHORT_ID_DIGITS]}: ", name, getattr(link, name))
+            for link in report.links
+            for name in _OF_A_LINK
+        ]
+        for where, name, value in told:
+            if value < 0:
+                raise ConfigurationError(
+                    f"epoch {report.epoch} of peer {report.peer[:SHORT_ID_DIGITS]}: {where}{name} is below "
+                    f"0: {value:g}"
+                )
     if not rounds:
         raise ConfigurationError("no epoch of these reports ended with an average; let the run finish some")
     first = min(report.epoch for report in rounds)
@@ -102,7 +114,7 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
     codec = rounds[-1].codec if rounds[-1].codec in BYTES else "fp16"
     result = codecs.for_results(codecs.get(codec)).name
     job = Workload(
-        target=float(median(report.samples for report in rounds)),
+        target=_target(rounds),
         values=_values(rounds, codec, result, len(members)),
         contribution=codec,
         result=result,
@@ -110,9 +122,11 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
         steps=float(_steps(rounds)),
     )
     swarm = _achieved(job, Swarm(members, _links(rounds, order)), rounds)
-    seconds = tuple(map(median, _grouped((report.epoch, report.seconds_total) for report in rounds).values()))
+    seconds = tuple(_medians((report.epoch, report.seconds_total) for report in rounds).values())
     outer = any("theta_sha256_low" in report.extra for report in rounds)
-    return Evidence(job, swarm, _overheads(job, swarm, rounds), seconds, outer)
+    lost = sum(report.samples_discarded for report in rounds)
+    discarded = lost / (lost + sum(report.local_samples for report in rounds))
+    return Evidence(job, swarm, _overheads(job, swarm, rounds), seconds, outer, discarded)
 
 
 def together(told: Sequence[MemoryReport]) -> MemoryReport:
@@ -138,8 +152,26 @@ def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     return dict(sorted(found.items()))
 
 
+def _medians(pairs: Iterable[tuple[K, float]]) -> dict[K, float]:
+    return {key: median(found) for key, found in _grouped(pairs).items()}
+
+
+def _highest(pairs: Iterable[tuple[K, float]]) -> dict[K, float]:
+    """What nine of ten do not exceed."""
+    return {key: sorted(found)[-(len(found) + 9) // 10] for key, found in _grouped(pairs).items()}
+
+
 def _words(text: str) -> set[str]:
     return set(re.findall(r"[a-z0-9.]+", text.lower()))
+
+
+def _target(rounds: Sequence[RoundReport]) -> float:
+    """Samples that peers train on in an epoch, those discarded included: who finds out that others had drawn
+    the same has spent the time.
+    """
+    lost = _grouped((report.epoch, report.samples_discarded) for report in rounds)
+    held = _grouped((report.epoch, report.samples) for report in rounds)
+    return float(median(median(held[epoch]) + sum(lost[epoch]) for epoch in held))
 
 
 def _steps(rounds: Sequence[RoundReport]) -> int:
@@ -153,9 +185,12 @@ def _steps(rounds: Sequence[RoundReport]) -> int:
 
 def _members(rounds: Sequence[RoundReport]) -> tuple[tuple[PeerProfile, ...], dict[str, int]]:
     """Peers that reported, in the order of their ids; those only named are as fast as the others."""
-    counted = [report for report in rounds if report.local_samples and report.seconds_calculation > 0]
-    speeds = _grouped((report.peer, report.local_samples_per_second) for report in counted)
-    devices = {report.peer: report.device for report in counted}
+    speeds = _grouped(
+        (report.peer, (report.local_samples + report.samples_discarded) / report.seconds_calculation)
+        for report in rounds
+        if report.local_samples and report.seconds_calculation > 0
+    )
+    devices = {report.peer: report.device for report in rounds if report.local_samples}
     regions = {report.peer: report.region for report in rounds}
     memory = _grouped((report.peer, report.memory) for report in rounds)
     latest = rounds[-1].members
@@ -179,24 +214,42 @@ def _members(rounds: Sequence[RoundReport]) -> tuple[tuple[PeerProfile, ...], di
 
 
 def _links(rounds: Sequence[RoundReport], order: Mapping[str, int]) -> dict[tuple[int, int], LinkProfile]:
-    """Rates of links are what the sender measured, or the receiver where that one does not report. Round
-    trips are the shortest of the run: others have the queues of a transfer in them.
+    """Rates of links are what the sender measured, or the receiver where that one does not report: the
+    highest of most epochs, since in some a link waits for what others bring. Round trips are the shortest of
+    the run: others have the queues of a transfer in them.
     """
     ways = [
-        (way, link)
+        (way, link, _tells(link, report))
         for report in rounds
         for link in report.links
-        if report.peer in order and link.peer in order
+        if report.peer in order and link.peer in order and link.rate_bps > 0
         for here, there in [(order[report.peer], order[link.peer])]
         for way in ((here, there), (there, here))
     ]
-    trips = _grouped((way, link.rtt_s) for way, link in ways if link.rtt_s > 0)
-    streams = _grouped((way, max(1, link.streams)) for way, link in ways if link.rate_bps > 0)
-    rates = _grouped((way, link.rate_bps / 8) for way, link in ways if link.rate_bps > 0)
-    return {
-        way: LinkProfile(min(trips.get(way, [0.0])), median(found), round(median(streams[way])))
-        for way, found in rates.items()
-    }
+    trips = _grouped((way, link.rtt_s) for way, link, _ in ways if link.rtt_s > 0)
+    streams = _medians((way, max(1, link.streams)) for way, link, _ in ways)
+    seen = _highest((way, link.rate_bps / 8) for way, link, _ in ways)
+    rates = _highest((way, link.rate_bps / 8) for way, link, told in ways if told)
+    window = max((link.window_bytes for _, link, told in ways if told or not rates), default=0)
+    found = {}
+    for way, rate in (seen | rates).items():
+        trip, count = min(trips.get(way, [0.0])), round(streams[way])
+        if way not in rates:  # as fast as its ends are with others, if windows let it be
+            ends = (max(one for pair, one in seen.items() if pair[end] == way[end]) for end in (0, 1))
+            rate = max(rate, min(*ends, count * window / trip if trip and window else math.inf))
+        found[way] = LinkProfile(trip, rate, count)
+    return found
+
+
+def _tells(link: LinkReport, report: RoundReport) -> bool:
+    """Whether a link's rate is one: bytes that streams send in their first round trip, or within a window in
+    which rounds measure, leave at the pace of latency and slow start, however fast the link is. So do those
+    of a transfer that lasts no longer than the furthest member's first results take.
+    """
+    rate, furthest = link.rate_bps / 8, max(other.rtt_s for other in report.links)
+    moved = min(max(link.bytes_sent, link.bytes_received), rate * report.seconds_transfer)  # no heartbeats
+    enough = max(LEAST_BYTES, max(1, link.streams) * INITIAL_WINDOW)
+    return moved >= enough and moved >= rate * max(WINDOW_S, 2 * furthest)
 
 
 def _achieved(job: Workload, swarm: Swarm, rounds: Sequence[RoundReport]) -> Swarm:
@@ -206,13 +259,14 @@ def _achieved(job: Workload, swarm: Swarm, rounds: Sequence[RoundReport]) -> Swa
     whole round gets. Where bytes are few beside round trips, they say nothing of rates.
     """
     took = median(report.seconds_transfer for report in rounds) - Overheads().transfer * swarm.rtt
-    if transfer(job, swarm).seconds < swarm.rtt:
+    links, sent = swarm.links, transfer(job, swarm).sent
+    if max((sent[way] / links[way].rate for way in sent.keys() & links.keys()), default=0.0) < swarm.rtt:
         return swarm
     for _ in range(_CORRECTIONS):  # slow start takes no longer over a slower link: one step is too short
         told = transfer(job, swarm).seconds
         if told >= took:
             break
-        slower = {pair: replace(link, rate=link.rate * told / took) for pair, link in swarm.links.items()}
+        slower = {way: replace(link, rate=link.rate * told / took) for way, link in swarm.links.items()}
         swarm = replace(swarm, links=slower)
     return swarm
 

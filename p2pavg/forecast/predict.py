@@ -19,6 +19,7 @@ from p2pavg.forecast.inventory import Inventory, load
 from p2pavg.forecast.laws import (
     BYTES,
     EpochForecast,
+    LinkProfile,
     Overheads,
     PeerProfile,
     Swarm,
@@ -36,6 +37,7 @@ from p2pavg.report.reading import load as load_reports
 
 EFFICIENCIES = (0.8, 0.9, 0.95)
 _HARDLY = 0.005  # of the samples/s: for so few more, nobody pays
+_MENTIONED = 0.005  # of the samples: fewer that are discarded are not told of
 _ADDED = re.compile(r"(\d+)x([^@]+)@(.+)")
 
 
@@ -100,7 +102,7 @@ def run_predict(args: argparse.Namespace) -> int:
     ]
     figures["hides_from"] = _hides_from(job, swarm, terms)
     figures["overshoot_at_most"] = job.steps if args.target_batch_size is not None else 0.0
-    delay, outer = job.delayed and not evidence.job.delayed, bool(args.outer) and not evidence.outer
+    delay, outer = job.delayed and not evidence.job.delayed, args.outer is not None and not evidence.outer
     extra = more(job.values, delay=delay, outer=outer)
     figures["memory"] = fits(swarm.members, extra)
     lines = _words(figures, found) + told(figures["memory"], extra)
@@ -109,6 +111,12 @@ def run_predict(args: argparse.Namespace) -> int:
             f"Peers end an epoch with whole steps: averages of up to {job.target + job.steps:,.0f} samples "
             f"where {job.target:,.0f} are asked, and epochs as much longer. Figures here are of "
             f"{job.target:,.0f}."
+        )
+    figures["discarded"] = evidence.discarded
+    if evidence.discarded >= _MENTIONED:
+        lines.append(
+            f"Of the samples that peers trained on, {evidence.discarded:.1%} were discarded, for faults or "
+            "because others had drawn them too; predictions are of epochs without."
         )
     if len(evidence.seconds) < FEW:
         lines.append(f"Few epochs were looked at ({len(evidence.seconds)}): the interval is wide.")
@@ -122,7 +130,7 @@ def _job(job: Workload, args: argparse.Namespace) -> Workload:
                 f"--target-batch-size must be above 0 and below 1e15, not {args.target_batch_size:g}"
             )
         job = replace(job, target=args.target_batch_size)
-    if args.outer:
+    if args.outer is not None:
         steps, colon, codec = args.outer.partition(":")
         if not steps.isdecimal() or not 1 <= int(steps) < 1e9 or (colon and codec not in BYTES):
             raise ConfigurationError(f"--outer is H:CODEC, such as 30:int8, not {args.outer!r}")
@@ -145,9 +153,11 @@ def _swarm(
     for region in without:
         if region not in {member.region for member in members}:
             raise ConfigurationError(f"--without {region!r}: no peer of these reports is there")
-    by_region = {(there[i].region, there[j].region): link for (i, j), link in measured.items()}
-    if inventory:
-        by_region = {**inventory.links, **by_region}
+    between: dict[tuple[str, str], list[LinkProfile]] = {}
+    for (i, j), link in measured.items():
+        between.setdefault((there[i].region, there[j].region), []).append(link)
+    by_region = dict(inventory.links) if inventory else {}
+    by_region |= {ends: sorted(of, key=lambda k: k.rate)[len(of) // 2] for ends, of in between.items()}
     kept = [i for i, member in enumerate(members) if member.region not in without]
     if not kept:
         raise ConfigurationError("nobody is left; leave fewer regions out")

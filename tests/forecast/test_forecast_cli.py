@@ -134,6 +134,28 @@ def test_rates_of_rounds_come_before_those_of_an_inventory(
     assert told[0]["communication_s"] == told[1]["communication_s"]
 
 
+def test_a_newcomer_has_the_middle_link_between_two_regions(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever ids the two peers have whose link is slower than those of others."""
+    found = []
+    for slow in ({0, 1}, {4, 5}):
+        told = [
+            replace(
+                one,
+                links=tuple(
+                    replace(link, rate_bps=1e8) if {int(one.peer, 16), int(link.peer, 16)} == slow else link
+                    for link in one.links
+                ),
+            )
+            for one in reports(10, 6)
+        ]
+        path = tmp_path / "slow.jsonl"
+        path.write_text("".join(one.to_json() + "\n" for one in told))
+        found.append(figures(capsys, "predict", "--from", str(path), "--add", "1x20@eu")["communication_s"])
+    assert found[0] == pytest.approx(found[1], rel=0.001)
+
+
 def test_traffic_is_told_by_class_of_link_with_its_dollars(
     files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -337,6 +359,7 @@ LEAST = ("plan", "OFFERS", "--least-dollars")
         (("predict", "--from", "REPORTS", "--without", "us", "eu"), "nobody is left"),
         (("predict", "--from", "REPORTS", "--outer", "often"), "H:CODEC"),
         (("predict", "--from", "REPORTS", "--outer", "9" * 20), "H:CODEC"),
+        (("predict", "--from", "REPORTS", "--outer", ""), "H:CODEC"),
         (("predict", "--from", "REPORTS", "--add", "0xT4@eu"), "1 to 64 peers"),
         (("predict", "--from", "REPORTS", "--target-batch-size", "0"), "above 0"),
         (("predict", "--from", "/nowhere.jsonl"), "cannot read"),

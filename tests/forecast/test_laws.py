@@ -28,7 +28,7 @@ from p2pavg.forecast.laws import (
     transfer,
     value_bytes,
 )
-from p2pavg.report import MemoryReport
+from p2pavg.report import LinkReport, MemoryReport
 from tests.forecast.swarms import report, reports
 
 
@@ -183,6 +183,34 @@ def test_rates_are_those_with_which_the_bytes_took_as_long_as_they_took() -> Non
     assert from_reports(few).swarm.links[0, 1].rate == 4e8 / 8
 
 
+@pytest.mark.parametrize(
+    ("changes", "rate"),
+    [
+        ({"bytes_sent": 50_000, "rate_bps": 8e6, "rtt_s": 0.0007}, 50e6),  # within one window of a round
+        ({"bytes_sent": 400_000, "rate_bps": 40e6, "streams": 8}, 50e6),  # within two round trips
+        ({"bytes_sent": 400_000, "rate_bps": 40e6, "streams": 4}, 40e6),  # so many windows a round trip
+        ({"bytes_sent": 110_000, "rate_bps": 2e6, "streams": 8}, 50e6),  # what streams send at first
+        ({"bytes_sent": 900_000, "rate_bps": 16e6, "rtt_s": 0.0007}, 50e6),  # others are two round trips away
+        ({"bytes_sent": 9_000_000, "rate_bps": 8e6}, 1e6),  # a slow link
+    ],
+)
+def test_a_link_that_carried_little_is_not_taken_for_a_slow_one(
+    changes: dict[str, float], rate: float
+) -> None:
+    """Where latency and slow start decide how long bytes took, a link is as fast as its ends are with others,
+    and as windows let it be.
+    """
+
+    def seen(peer: str, link: LinkReport) -> LinkReport:
+        if int(peer, 16) + int(link.peer, 16) == 2:
+            return replace(link, **changes)
+        return replace(link, rtt_s=0.3 if "rtt_s" in changes else link.rtt_s)
+
+    told = [replace(one, links=tuple(seen(one.peer, link) for link in one.links)) for one in reports(8, 4)]
+    links = from_reports([replace(one, seconds_transfer=9.0) for one in told]).swarm.links
+    assert links[0, 2].rate / links[0, 1].rate == pytest.approx(rate / 50e6)
+
+
 def test_the_round_trip_of_a_link_is_the_shortest_that_was_seen() -> None:
     """What the queue of a transfer adds to a report's round trip is none of the link's."""
     told = [
@@ -237,6 +265,20 @@ def test_a_joiner_and_smaller_rounds_do_not_count() -> None:
     assert max(evidence.seconds) < 9
 
 
+def test_samples_that_were_discarded_were_calculated() -> None:
+    """Where peers draw what others have, averages hold less; predictions are of epochs in which none do."""
+    plain, doubled = (
+        from_reports(told)
+        for told in (
+            reports(),
+            [replace(one, samples=120, local_samples=60, samples_discarded=40) for one in reports()],
+        )
+    )
+    assert (plain.discarded, doubled.discarded) == (0.0, 0.4)
+    assert doubled.swarm.sps == plain.swarm.sps
+    assert doubled.job.target == plain.job.target
+
+
 def test_reports_without_a_round_are_refused() -> None:
     """One sentence says that no epoch ended with an average."""
     with pytest.raises(ConfigurationError, match="no epoch"):
@@ -245,5 +287,9 @@ def test_reports_without_a_round_are_refused() -> None:
         from_reports([report(e, 0, 2, samples=0) for e in range(4)])
     with pytest.raises(ConfigurationError, match="epoch 3 of peer 00000000: seconds_transfer is below 0: -1"):
         from_reports([report(e, 0, 2, seconds_transfer=2.0 - e) for e in range(4)])
+    told = reports()
+    links = tuple(replace(link, rate_bps=-1.0) for link in told[0].links)
+    with pytest.raises(ConfigurationError, match="the link to 00000000: rate_bps is below 0: -1"):
+        from_reports([replace(told[0], links=links), *told])
     with pytest.raises(ConfigurationError, match="no samples of any peer"):
         from_reports([report(e, 0, 2, local_samples=0) for e in range(4)])
