@@ -186,8 +186,13 @@ def _replayed(judge: Judge, goal: Goal, args: argparse.Namespace) -> tuple[dict[
     steps = trace.replay(judge, goal, trace.load(args.trace, judge.inventory), args.join_seconds)
     summary = trace.summary(steps)
     lines = [
-        f"{step.begin:>9,.0f} s  {sum(step.plan.counts) if step.plan else 0} peers, "
-        f"{step.plan.sps if step.plan else 0.0:,.1f} samples/s" + ("  (changed)" if step.changed else "")
+        f"{step.begin:>9,.0f} s  "
+        + (
+            f"{sum(step.plan.counts)} peers, {step.plan.sps:,.1f} samples/s"
+            if step.plan
+            else "nobody: no plan was found that meets the goal"
+        )
+        + ("  (changed)" if step.changed else "")
         for step in steps
     ]
     lines.append(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from p2pavg.forecast.bounds import F64, Bools, Bounds, Counts, Estimates
 from p2pavg.forecast.inventory import Inventory, MachineOffer
@@ -25,7 +26,8 @@ from p2pavg.plan import MOST_FLAT
 EXHAUSTIVE = 20_000
 KEEP = 1.05  # the plan at hand is left for another that is better by more than this factor
 _TURNS, _LOOKED_AROUND = 6, 12  # how often a pool is made larger, around how many of its best swarms
-_STEPS, _NEAR, _JUDGED = 6, 150, 6  # from the plan at hand; and of what may replace it
+_OF_EACH, _STEPS, _NEAR = 2, 6, 150  # of what may replace the plan at hand: how much is looked at
+_WORK, _FEW = 4 * MOST_FLAT**2, 12  # and judged, by the squares of peers; fewer peers take as long as so few
 _FRONT = 0.9  # of a plan's dollars: what the next cheaper one of the front may cost
 
 
@@ -84,6 +86,8 @@ class Judge:
         counts = [min(offer.count, MOST_FLAT) * offer.fits for offer in inventory.offers]
         self.limits = np.array(counts, dtype=np.int64)
         self.whole = float(np.prod(self.limits + 1.0)) <= EXHAUSTIVE
+        regions = sorted({offer.region for offer in inventory.offers})
+        self.places = np.array([[offer.region == one for one in regions] for offer in inventory.offers], int)
         self.before: Estimates | None = None  # the pool of an offer that was larger
         self.bounds = Bounds(inventory, self.overheads)
         self._known: dict[tuple[int, ...], MachinePlan] = {}
@@ -104,7 +108,7 @@ class Judge:
         if self.whole:
             ways = itertools.product(*(range(limit + 1) for limit in self.limits))
             return self.estimated(np.array(list(ways), dtype=np.int64))
-        found = self.estimated(beginnings(self.inventory.offers, self.limits)).front()
+        found = self.estimated(np.concatenate(beginnings(self.inventory.offers, self.limits))).front()
         looked: set[bytes] = set()
         for _ in range(_TURNS):
             fresh = found.only(np.array([counts.tobytes() not in looked for counts in found.swarms], bool))
@@ -125,6 +129,11 @@ class Judge:
         """Those of one peer up to as many as are tested, each once."""
         swarms = swarms[(swarms.sum(1) > 0) & (swarms.sum(1) <= MOST_FLAT)]
         return self.bounds.of(np.unique(swarms, axis=0))
+
+    def roughly(self, goal: Goal, swarms: Counts) -> npt.NDArray[np.int64]:
+        """Their indices, the likeliest first by calculation and rent alone."""
+        likely = goal.likely(swarms @ self.bounds.sps, swarms @ self.bounds.rent)
+        return np.argsort(-likely, kind="stable")
 
     def plan(self, counts: Sequence[int] | Counts) -> MachinePlan:
         """One swarm, judged by the laws."""
@@ -158,16 +167,15 @@ def search(judge: Judge, goal: Goal, begin: Sequence[int] | None = None) -> Mach
     """The best swarm of the pool; None: none meets the goal.
 
     begin: the plan at hand, kept unless another is better by `KEEP`: of what is left of an earlier pool, and
-    of what a few steps around the best of these reach. Where none of these meets the goal, of all.
+    of what a few steps around the best of these reach. A few of these are judged, so None may be wrong then.
     """
     if begin is None:
         return _best(judge, goal, judge.pool)
     now = judge.plan(np.minimum(begin, judge.limits))
+    held = now if goal.met(now) else None
     pool = judge.pool if judge.whole else _left(judge, goal, now)
-    best = _best(judge, goal, pool, now if goal.met(now) else None, _JUDGED)
-    if best is None:
-        return _best(judge, goal, judge.pool)
-    return now if goal.met(now) and not goal.worth(now, best) else best
+    best = _best(judge, goal, pool, held, _WORK)
+    return best if held is None or (best is not None and goal.worth(now, best)) else now
 
 
 def next_best(judge: Judge, goal: Goal, plan: MachinePlan) -> MachinePlan | None:
@@ -188,23 +196,36 @@ def front(judge: Judge) -> list[MachinePlan]:
 def _best(
     judge: Judge, goal: Goal, pool: Estimates, known: MachinePlan | None = None, most: float = math.inf
 ) -> MachinePlan | None:
-    """The best of `known` and the pool. The likeliest are judged, until no other may be better, or `most`
-    were.
+    """The best of `known` and the pool. The likeliest are judged, until no other may be better, or so much
+    work was done, twice as much where none met the goal yet. How far off the estimates of one were, those of
+    others in the same regions are expected to be.
     """
-    may = goal.open(pool, known)
-    for at in np.argsort(-goal.likely(pool.sps, pool.about), kind="stable"):
-        if may[at] and most > 0:
-            plan = judge.plan(pool.swarms[at])
-            if goal.met(plan) and (known is None or goal.value(plan) > goal.value(known)):
-                known, may = plan, goal.open(pool, plan)
-            most -= 1
+    work, pool = 0.0, pool.only(goal.open(pool, known))
+    sps, dollars, places = pool.sps, pool.about, pool.swarms @ judge.places > 0
+    while len(sps) and work < (most if known else 2 * most):
+        at = goal.likely(sps, dollars).argmax()
+        plan = judge.plan(pool.swarms[at])
+        work += max(_FEW, sum(plan.counts)) ** 2
+        if goal.met(plan) and (known is None or goal.value(plan) > goal.value(known)):
+            known = plan
+        alike = (places == places[at]).all(1)
+        sps = np.where(alike, pool.sps * (plan.sps / pool.sps[at]), sps)
+        dollars = np.where(alike, pool.about * (plan.dollars_hour / max(pool.about[at], 1e-9)), dollars)
+        may = goal.open(pool, known)
+        may[at] = False
+        pool, sps, dollars, places = pool.only(may), sps[may], dollars[may], places[may]
     return known
 
 
 def _left(judge: Judge, goal: Goal, now: MachinePlan) -> Estimates:
-    """What is left of an earlier pool, and what a few steps around the likeliest reach."""
+    """What is left of an earlier pool, the likeliest of each beginning, and what a few steps around the
+    likeliest of these reach.
+    """
     earlier = judge.pool if judge.before is None else judge.before
-    found = judge.estimated(np.minimum([*earlier.swarms, now.counts], judge.limits))
+    new = [
+        way[judge.roughly(goal, way)[:_OF_EACH]] for way in beginnings(judge.inventory.offers, judge.limits)
+    ]
+    found = judge.estimated(np.minimum(np.concatenate([earlier.swarms, [now.counts], *new]), judge.limits))
     looked: set[bytes] = set()
     for _ in range(_STEPS):
         if not len(found.swarms):
@@ -214,8 +235,7 @@ def _left(judge: Judge, goal: Goal, now: MachinePlan) -> Estimates:
             break
         looked.add(at.tobytes())
         near = around(at, judge.limits)
-        roughly = goal.likely(near @ judge.bounds.sps, near @ judge.bounds.rent)
-        found = found.beside(judge.estimated(near[np.argsort(-roughly, kind="stable")[:_NEAR]]))
+        found = found.beside(judge.estimated(near[judge.roughly(goal, near)[:_NEAR]]))
     return found
 
 
@@ -228,7 +248,7 @@ def around(counts: Sequence[int] | Counts, limits: Counts) -> Counts:
     return found
 
 
-def beginnings(offers: Sequence[MachineOffer], limits: Counts) -> Counts:
+def beginnings(offers: Sequence[MachineOffer], limits: Counts) -> list[Counts]:
     """Peers of each offer alone, one of each with some of another, and of all regions, of each one, two and
     three: their offers, added one by one, the fastest or the cheapest speed first.
     """
@@ -242,4 +262,4 @@ def beginnings(offers: Sequence[MachineOffer], limits: Counts) -> Counts:
             inside = np.flatnonzero([offer.region in chosen for offer in offers])
             ways += [inside[np.argsort(-worth[inside], kind="stable")] for worth in (speed, value)]
     found = [np.cumsum(eye[np.repeat(way, limits[way])[:MOST_FLAT]], axis=0) for way in ways]
-    return np.concatenate(found + [np.minimum(eye + n * other, limits) for n in (1, 3, 9) for other in eye])
+    return found + [np.minimum(eye + n * other, limits) for n in (1, 3, 9) for other in eye]

@@ -64,8 +64,9 @@ def load(path: str, inventory: Inventory) -> list[Change]:
             continue
         where = f"line {number} of {path!r}"
         try:
-            seconds, name, count = float(row[0]), row[1].strip(), int(row[2])
-        except (ValueError, IndexError):
+            time, name, number_of = row
+            seconds, name, count = float(time), name.strip(), int(number_of)
+        except ValueError:
             raise ConfigurationError(f"{where} is not 'seconds,TYPE@REGION,count'") from None
         if name not in names:
             raise ConfigurationError(f"{where}: the inventory does not offer {name!r}")
@@ -99,7 +100,7 @@ def replay(judge: Judge, goal: Goal, changes: Sequence[Change], join_seconds: fl
         counts = plan.counts if plan else nobody
         joined = sum(max(0, new - old) for new, old in zip(counts, before or nobody, strict=True))
         steps.append(Step(change.seconds, following.seconds, plan, counts != before, joined, join_seconds))
-        before = plan.counts if plan else None
+        before = counts
     return steps
 
 

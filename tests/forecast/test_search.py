@@ -177,6 +177,7 @@ def test_a_plan_follows_what_is_on_offer(tmp_path: Path) -> None:
     [
         ("0,a@r,1\n5,c@r,1\n", "does not offer 'c@r'"),
         ("0,a@r,1\n5,a@r\n", "line 2"),
+        ("0,a@r,1,9\n5,a@r,0\n", "line 1"),
         ("0,a@r,1\n-5,a@r,2\n", "at least 0"),
         ("5,a@r,1\n1,a@r,0\n", "must rise"),
         ("5,a@r,1\n", "two different times"),
