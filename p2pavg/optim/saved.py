@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from p2pavg.errors import ClosedError
 from p2pavg.optim.member import Entering, RunWrapper
 from p2pavg.optim.outer.local import LocalSteps
 from p2pavg.optim.outer.reference import Reference
@@ -56,7 +57,9 @@ class Saved(RunWrapper):
         if self.stands_at(state_dict):
             options.take(self.inner, state)
             return
-        before, known = self._standing(), self._known()
+        before, known = None, self._known()
+        with suppress(ClosedError):  # of a peer that has failed, the checkpoint alone is left
+            before = self._standing()
         self._entering = Entering(None, 0, known, state_dict)
         self._leave()
         try:

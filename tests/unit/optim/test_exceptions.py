@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
-from p2pavg.errors import ConfigurationError, InternalError
+from p2pavg.errors import ClosedError, ConfigurationError, InternalError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.optim.updates import behind
 from p2pavg.rounds.loop.boundary import Boundary
@@ -205,6 +205,22 @@ def test_an_interrupt_while_a_checkpoint_is_loaded(
         for ids in batches:
             step(opt, model, ids)
         assert opt.param_groups[0]["lr"] == 0.0123
+        assert opt.epoch >= 3
+    assert torch.isfinite(vector(model)).all()
+
+
+def test_a_checkpoint_revives_a_peer_that_has_failed(options: dict[str, Any]) -> None:
+    """Where the peer is closed under its optimizer, loading a checkpoint enters the run again."""
+    model, batches = net(), iter(EPOCHS * 2)
+    with wrap(model, options) as opt:
+        for _ in range(2):
+            step(opt, model, next(batches))
+        saved = copy.deepcopy(opt.state_dict()) | {"p2pavg": None}
+        opt.peer.close()
+        assert isinstance(raised_by(opt, model, batches), ClosedError)
+        opt.load_state_dict(saved)
+        for ids in batches:
+            step(opt, model, ids)
         assert opt.epoch >= 3
     assert torch.isfinite(vector(model)).all()
 
