@@ -6,6 +6,7 @@ namespace nb = nanobind;
 void bind_kernels(nb::module_ &m);
 void bind_feedback(nb::module_ &m);
 void bind_outer(nb::module_ &m);
+void bind_simplex(nb::module_ &m);
 void bind_sparse(nb::module_ &m);
 #ifdef P2PAVG_HAVE_PUMP
 void bind_pump(nb::module_ &m);
@@ -18,6 +19,7 @@ NB_MODULE(_native, m) {
     bind_kernels(m);
     bind_feedback(m);
     bind_outer(m);
+    bind_simplex(m);
     bind_sparse(m);
 #ifdef P2PAVG_HAVE_PUMP
     bind_pump(m);

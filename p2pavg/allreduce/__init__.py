@@ -1,5 +1,5 @@
 """Who reduces which part of the vector, and what an encoded contribution or result looks like.
 
 May import `transport`, `membership` and the floors below. Start reading at `jobs`, then `partition`;
-`plan`, `partition`, `minimax` and `rates` decide and are pure.
+`plan`, `loads`, `partition`, `minimax` and `rates` decide and are pure.
 """

@@ -9,12 +9,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import numpy as np
+import numpy.typing as npt
+
 from p2pavg import codecs
-from p2pavg.allreduce.levels import Swaps, sized, tree_costs, trees
-from p2pavg.allreduce.partition import Capacity, costs, measured, part_counts, shares
+from p2pavg.allreduce.levels import Swaps, sized, trees
+from p2pavg.allreduce.loads import Capacity, loads, measured
 from p2pavg.codecs import Codec
-from p2pavg.plan import MOST_GATHERED, MOST_MEMBERS, Plan
+from p2pavg.plan import MOST_FLAT, MOST_GATHERED, MOST_MEMBERS, Plan
 from p2pavg.plan.part import Part
+
+F64 = npt.NDArray[np.float64]
 
 _WORTH = 0.9  # two levels are chosen when they take at most so much of a flat plan's time
 _OVERHEAD_S = 0.02  # of the second stage, besides its round trip
@@ -56,7 +61,7 @@ class PlanInputs:
     numel: int
     nbytes: int  # of the encoded vector
     members: Sequence[Capacity]  # in rank order
-    links: Mapping[tuple[int, int], float]  # bytes/s from rank to rank, where known
+    links: F64  # float64[members, members]: bytes/s from rank to rank; 0.0 where not known
     groups: Sequence[int]  # the region of each member
     near_rtt_s: float = 0.0  # the longest round trip inside a region
     far_rtt_s: float = 0.0  # the longest of all
@@ -88,24 +93,30 @@ def gather(question: PlanInputs) -> Choice:
     if known is not None:
         others = len(question.members) - 1
         rates = [known.up[voters].min() / others, known.down.min() / max(1, len(voters) - 1)]
-        rates += [rate for (sender, _), rate in known.pairs.items() if sender in voters]
+        links = known.links[voters]
+        rates += [links[links > 0].min(initial=np.inf)]
         seconds = question.nbytes / float(min(rates)) + question.far_rtt_s / 2
     prices, groups = question.prices or {}, question.groups
     ways = [(groups[a], groups[b]) for a in voters for b in range(len(groups)) if a != b]
     return Choice(plan, seconds, sum(prices.get(way, 0.0) for way in ways) * question.nbytes / _GB)
 
 
-def choose(topology: Topology, question: PlanInputs) -> Choice:
-    """The plan of a round. Raises ValueError when nobody may own a part."""
-    level = flat(question)
+def choose(topology: Topology, question: PlanInputs, level: Choice | None = None) -> Choice:
+    """The plan of a round. More members than a flat one is tested with get two levels wherever there are
+    regions. level: the flat one, where it is known. Raises ValueError when nobody may own a part.
+    """
+    if topology is Topology.TWO_LEVEL:
+        return two_levels(question) or level or flat(question)
+    level = level or flat(question)
     if topology is Topology.FLAT:
         return level
+    stacked = two_levels(question, cheapest_homes(question) if topology is Topology.CHEAPEST else None)
+    if stacked is None:
+        return level
+    if len(question.members) > MOST_FLAT:
+        return stacked
     if topology is Topology.CHEAPEST:
-        ways = [level, two_levels(question, cheapest_homes(question))]
-        return min((way for way in ways if way is not None), key=lambda way: way.dollars)
-    stacked = two_levels(question)
-    if stacked is None or topology is Topology.TWO_LEVEL:
-        return stacked or level
+        return stacked if stacked.dollars < level.dollars else level
     if stacked.seconds is None or level.seconds is None:
         return level
     return stacked if stacked.seconds <= _WORTH * level.seconds else level
@@ -113,19 +124,10 @@ def choose(topology: Topology, question: PlanInputs) -> Choice:
 
 def flat(question: PlanInputs) -> Choice:
     """One part for each member that owns something; all others send to it."""
-    members, links = question.members, question.links
-    fractions = shares(members, links)
-    parts: list[Part] = []
-    start = 0
-    for rank, count in enumerate(part_counts(question.numel, fractions)):
-        if count:
-            parts.append(Part(rank, start, count))
-            start += count
-    bounds = costs(members, links)
-    plan = Plan(tuple(parts))
-    seconds = None if bounds is None else question.nbytes * float((bounds @ fractions).max())
-    if seconds is not None:
-        seconds += _under_way(plan, seconds, question)
+    owners = [rank for rank, member in enumerate(question.members) if member.owns]
+    if not owners:
+        raise ValueError("no member of the group can own a part")
+    plan, seconds = _sized(Plan(tuple(Part(rank, 0, 0) for rank in owners)), question)
     return Choice(plan, seconds, dollars(plan, question))
 
 
@@ -139,11 +141,19 @@ def two_levels(question: PlanInputs, homes: Collection[int] | None = None) -> Ch
     empty = trees(question.groups, owners, homes, question.swaps)
     if empty is None:
         return None
-    plan, per_byte = sized(empty, question.numel, tree_costs(empty, question.members, question.links))
-    seconds = None if per_byte is None else question.nbytes * per_byte
+    plan, seconds = _sized(empty, question)
     if seconds is not None:
-        seconds += _under_way(plan, seconds, question) + question.near_rtt_s + _OVERHEAD_S
+        seconds += question.near_rtt_s + _OVERHEAD_S
     return Choice(plan, seconds, dollars(plan, question))
+
+
+def _sized(empty: Plan, question: PlanInputs) -> tuple[Plan, float | None]:
+    """The plan with parts of their sizes, and the seconds that it takes; None: not known."""
+    plan, per_byte = sized(empty, question.numel, loads(empty, question.members, question.links))
+    if per_byte is None:
+        return plan, None
+    seconds = question.nbytes * per_byte
+    return plan, seconds + _under_way(plan, seconds, question)
 
 
 def _under_way(plan: Plan, seconds: float, question: PlanInputs) -> float:
@@ -170,11 +180,13 @@ def cheapest_homes(question: PlanInputs) -> set[int]:
     return {home for home, price in cost.items() if price <= least * (1 + 1e-9)}
 
 
-def cost(choice: Choice, question: PlanInputs) -> RoundCost | None:
-    """What the choice costs; None: there are no prices. An all-gather has no flat plan to be held against."""
+def cost(choice: Choice, question: PlanInputs, level: Choice | None = None) -> RoundCost | None:
+    """What the choice costs; None: there are no prices. An all-gather has no flat plan to be held against.
+    level: the flat one, where it is known.
+    """
     if question.prices is None:
         return None
-    plain = choice if choice.plan.gathers else flat(question)
+    plain = choice if choice.plan.gathers else level or flat(question)
     return RoundCost(choice.dollars, plain.dollars)
 
 
@@ -185,12 +197,14 @@ def dollars(plan: Plan, question: PlanInputs) -> float:
         return 0.0
     sizes = Counter(groups)
     both = {(a, b): prices.get((a, b), 0.0) + prices.get((b, a), 0.0) for a in sizes for b in sizes}
-    total = 0.0
+    values: dict[tuple[int, frozenset[int]], int] = {}  # by the owner's group and those that have a deputy
     for part in plan.parts:
-        home, deputized = groups[part.owner], {groups[deputy] for deputy in part.deputies}
+        way = groups[part.owner], frozenset([groups[deputy] for deputy in part.deputies])
+        values[way] = values.get(way, 0) + part.count
+    total = 0.0
+    for (home, deputized), count in values.items():
         for group, members in sizes.items():
             across = 1 if group in deputized else members - (group == home)  # ways, as in Plan.ways
             inside = members - 1 if group in deputized else 0
-            each = across * both[group, home] + inside * both[group, group]
-            total += each * part.count / question.numel
-    return total * question.nbytes / _GB
+            total += (across * both[group, home] + inside * both[group, group]) * count
+    return total / question.numel * question.nbytes / _GB

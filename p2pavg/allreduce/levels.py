@@ -7,19 +7,18 @@ swap partial means, so that nothing waits for a way there and back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+import functools
+import itertools
+import math
+from collections.abc import Collection, Sequence
 from enum import Enum
 
 import numpy as np
-import numpy.typing as npt
 
-from p2pavg.allreduce.minimax import minimax
-from p2pavg.allreduce.partition import Capacity, even, measured, part_counts, slowest_first
+from p2pavg.allreduce.minimax import Costs
+from p2pavg.allreduce.partition import fractions, part_counts
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
-
-F64 = npt.NDArray[np.float64]
 
 MOST_TREES = 128  # of one plan: each is a part with its own border, digest and last chunk
 
@@ -53,94 +52,58 @@ def trees(
     swapped = len(here) == 2 and (swaps is Swaps.ALL or (swaps is Swaps.CROWDS and len(crowded) == 2))
     if swapped:
         crowded, home_groups = set(here), home_groups[:1]
-    turns = _turns([here[group] for group in here], max(1, MOST_TREES // len(home_groups)))
+    turns = _turns(tuple(tuple(ranks) for ranks in here.values()), max(1, MOST_TREES // len(home_groups)))
+    # Where a region has so many members that their turns alone are nearly all trees, homes take turns, too.
+    each = max(1, min(len(home_groups), MOST_TREES // len(turns)))
     parts = []
-    for turn in turns:
+    for at, turn in enumerate(turns):
         chosen = dict(zip(here, turn, strict=True))
-        for home in home_groups:
+        for home in (home_groups[(at * each + k) % len(home_groups)] for k in range(each)):
             deputies = tuple(rank for group, rank in chosen.items() if group != home and group in crowded)
             parts.append(Part(chosen[home], 0, 0, deputies, swapped))
     return Plan(tuple(parts), tuple(groups))
 
 
-def _turns(members: Sequence[Sequence[int]], most: int) -> list[tuple[int, ...]]:
+@functools.lru_cache(maxsize=16)
+def _turns(members: tuple[tuple[int, ...], ...], most: int) -> list[tuple[int, ...]]:
     """For each turn one member of each group: all members equally often, and all pairs as evenly as `most`
     turns allow.
     """
     largest = max(map(len, members))
     pairs = max((len(a) * len(b) for i, a in enumerate(members) for b in members[:i]), default=1)
     count = min(pairs if len(members) < 3 else 2 * pairs, max(largest, most))
-    used: dict[int, int] = {}
-    together: dict[tuple[int, int], int] = {}
+    if len(members) == 2:
+        one, other = members
+        again = math.lcm(len(one), len(other))
+        return [(one[k % len(one)], other[(k + k // again) % len(other)]) for k in range(count)]
+    ends = list(itertools.accumulate(map(len, members), initial=0))
+    everybody = [rank for group in members for rank in group]
+    together = np.zeros((ends[-1], ends[-1]), np.int64)
+    used = np.arange(ends[-1])  # how often, times the number of members, and then who is first
     found = []
     for _ in range(count):
-        chosen: list[int] = []
-        for group in members:
-            best = min(
-                group,
-                key=lambda rank: (
-                    sum(together.get((other, rank), 0) for other in chosen),
-                    used.get(rank, 0),
-                    rank,
-                ),
-            )
-            for other in chosen:
-                together[other, best] = together.get((other, best), 0) + 1
-            chosen.append(best)
-            used[best] = used.get(best, 0) + 1
-        found.append(tuple(chosen))
+        best: list[int] = []
+        cost = used.copy()
+        for start, end in itertools.pairwise(ends):
+            best.append(start + int(cost[start:end].argmin()))
+            cost += together[best[-1]]
+        together[np.ix_(best, best)] += 2 * count * ends[-1]  # counts more than any number of uses
+        used[best] += ends[-1]
+        found.append(tuple(everybody[at] for at in best))
     return found
 
 
-def tree_costs(plan: Plan, members: Sequence[Capacity], links: Mapping[tuple[int, int], float]) -> F64 | None:
-    """float64[bounds, trees]: seconds that each sender, receiver and link needs per byte of the vector, by
-    the tree that is reduced along. None: nothing is known. As `partition.costs`, which has flat trees only.
-    """
-    known = measured(members, links)
-    if known is None:
-        return None
-    n = len(members)
-    carried = np.zeros((len(plan.parts), n, n))  # of each tree, from rank to rank, in vectors
-    groups = np.array(plan.groups)
-    contributes = np.array([member.contributes for member in members])
-    ranks = np.arange(n)
-    for index, part in enumerate(plan.parts):
-        parents = np.full(n, part.owner)
-        sends = contributes.copy()
-        for deputy in part.deputies:
-            below = groups == groups[deputy]
-            sends[deputy] = contributes[below].any()
-            parents[below] = deputy
-        parents[list(part.deputies)] = part.owner
-        returns = np.ones(n)
-        if part.swaps:
-            returns[part.deputies[0]] = contributes[groups != groups[part.deputies[0]]].any()
-        sends[part.owner] = False
-        others = ranks != part.owner
-        carried[index, ranks[others], parents[others]] = sends[others]
-        carried[index, parents[others], ranks[others]] += returns[others]
-    rows = [carried.sum(2).T / known.up[:, None], carried.sum(1).T / known.down[:, None]]
-    ends, rates = known.ends()
-    rows.append(carried[:, ends[:, 0], ends[:, 1]].T / rates[:, None])
-    found: F64 = np.concatenate(rows)
-    return found
-
-
-def sized(plan: Plan, numel: int, costs: F64 | None) -> tuple[Plan, float | None]:
+def sized(plan: Plan, numel: int, costs: Costs | None) -> tuple[Plan, float | None]:
     """The plan with parts that cover `numel` values so that all bounds end together, and seconds per byte of
     the vector; None: not known.
     """
-    if costs is None:
-        fractions = np.full(len(plan.parts), 1 / len(plan.parts))
-        seconds = None
-    else:
-        binding = slowest_first(costs)
-        fractions = even(binding, minimax(binding))
-        seconds = float((costs @ fractions).max())
+    shares, seconds = (None, None) if costs is None else fractions(costs)
+    if shares is None:
+        shares = np.full(len(plan.parts), 1 / len(plan.parts))
     parts: list[Part] = []
     start = 0
-    for tree, count in zip(plan.parts, part_counts(numel, fractions.tolist()), strict=True):
+    for tree, count in zip(plan.parts, part_counts(numel, shares.tolist()), strict=True):
         if count:
-            parts.append(replace(tree, start=start, count=count))
+            parts.append(Part(tree.owner, start, count, tree.deputies, tree.swaps))
             start += count
     return Plan(tuple(parts), plan.groups), seconds

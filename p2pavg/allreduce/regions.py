@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from p2pavg.report.distance import Where
@@ -21,13 +22,26 @@ def regions(names: Sequence[str], rtts: Mapping[tuple[int, int], float]) -> tupl
     for rank, name in enumerate(named):
         if name:
             group[rank] = first.setdefault(name, rank)
-    for (one, other), rtt in sorted(rtts.items(), key=lambda item: item[1]):
+    near = [
+        (rtt, one, other)
+        for (one, other), rtt in rtts.items()
+        if 0.0 < rtt <= NEAR_RTT_S and not (named[one] and named[other])
+    ]
+    for _, one, other in sorted(near):
         a, b = group[one], group[other]
-        if not 0.0 < rtt <= NEAR_RTT_S or a == b or (named[a] and named[b]):
+        if a == b or (named[a] and named[b]):
             continue
         kept, gone = (a, b) if named[a] or (not named[b] and a < b) else (b, a)
         group = [kept if found == gone else found for found in group]
     return tuple(group)
+
+
+def can_stack(names: Sequence[str]) -> bool:
+    """Whether these members are known to be in several regions, one of them with several members. names: ""
+    where a peer names none; it may be near any other.
+    """
+    members = Counter(_region(name) for name in names if name)
+    return len(members) > 1 and max(members.values()) > 1
 
 
 def _region(name: str) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 from p2pavg import codecs
 from p2pavg.allreduce.choosing import PlanInputs, Topology, choose
-from p2pavg.allreduce.partition import Capacity, chunk_elements
+from p2pavg.allreduce.loads import Capacity, link_rates
+from p2pavg.allreduce.partition import chunk_elements
 from p2pavg.allreduce.regions import regions
 from p2pavg.report import MemoryReport
 
@@ -195,7 +196,7 @@ def transfer(job: Workload, swarm: Swarm, plan: Topology = Topology.AUTO) -> Tra
         numel=max(n, round(job.values)),
         nbytes=round((job.contribution_bytes + job.result_bytes) / 2),
         members=[Capacity(member.up, member.down) for member in members],
-        links={pair: link.rate for pair, link in links.items()},
+        links=link_rates(n, {pair: link.rate for pair, link in links.items()}),
         groups=groups,
         near_rtt_s=max(near, default=0.0),
         votes=[True] * n,

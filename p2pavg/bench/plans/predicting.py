@@ -17,7 +17,7 @@ from p2pavg.allreduce.choosing import (
     swaps_of,
     two_levels,
 )
-from p2pavg.allreduce.partition import Capacity
+from p2pavg.allreduce.loads import Capacity, link_rates
 from p2pavg.allreduce.regions import regions
 from p2pavg.lab.topology import Topology
 from p2pavg.plan import MOST_GATHERED
@@ -75,7 +75,7 @@ def inputs(
     hosts = topology.hosts[:peers]
     pairs = {(a, b): (hosts[a], hosts[b]) for a in range(peers) for b in range(peers) if a != b}
     sharing = Counter(topology.paths[ends].shared for ends in pairs.values())
-    rates = {
+    shared = {
         # As all plans use the pairs behind one uplink at once, each gets its share.
         pair: topology.rate_mbps(*ends) / (sharing[number] if (number := topology.paths[ends].shared) else 1)
         for pair, ends in pairs.items()
@@ -92,7 +92,7 @@ def inputs(
             Capacity(_rate(topology.nodes[host].egress_mbps), _rate(topology.nodes[host].ingress_mbps))
             for host in hosts
         ],
-        {pair: rate * _BYTES for pair, rate in rates.items() if rate < float("inf")},
+        link_rates(peers, {pair: rate * _BYTES for pair, rate in shared.items() if rate < float("inf")}),
         groups,
         max((rtt for (a, b), rtt in rtts.items() if groups[a] == groups[b]), default=0.0),
         max(rtts.values(), default=0.0),

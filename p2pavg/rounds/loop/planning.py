@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from p2pavg.allreduce.choosing import Choice, PlanInputs, RoundCost, Topology, choose, cost, gather
+import numpy as np
+import numpy.typing as npt
+
+from p2pavg.allreduce.choosing import Choice, PlanInputs, RoundCost, Topology, choose, cost, flat, gather
 from p2pavg.allreduce.levels import Swaps
-from p2pavg.allreduce.partition import Capacity
+from p2pavg.allreduce.loads import Capacity
 from p2pavg.allreduce.regions import NEAR_RTT_S, regions
 from p2pavg.identity import short_id
 from p2pavg.plan import MOST_FLAT, MOST_GATHERED, Plan
 from p2pavg.rounds.machine.rules.spacing import Spacing
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.roles import PlanMember
+
+F64 = npt.NDArray[np.float64]
 
 logger = logging.getLogger("p2pavg.rounds")
 
@@ -39,7 +45,7 @@ class Planner:
         self._numel = numel
         self._nbytes = nbytes
         self._topology = topology
-        self._prices = prices
+        self._prices = None if prices is None else functools.cache(prices)
         self._gathers = gathers
         self._egress_usd_per_hour = egress_usd_per_hour
         self._swaps = swaps
@@ -68,24 +74,24 @@ class Planner:
         asked = numel, self._nbytes(numel), list(members)
         if self._asked != asked:
             question = self._question(*asked)
-            choice = gather(question) if self._gathers else choose(self._topology, question)
-            self._asked, self._answer = asked, (choice, cost(choice, question))
+            if self._gathers:
+                choice, level = gather(question), None
+            else:
+                alone = self._topology is Topology.TWO_LEVEL and question.prices is None
+                level = None if alone else flat(question)
+                choice = choose(self._topology, question, level)
+            self._asked, self._answer = asked, (choice, cost(choice, question, level))
         return self._answer
 
     def _question(self, numel: int, nbytes: int, members: Sequence[PlanMember]) -> PlanInputs:
-        rank = {member.peer: rank for rank, member in enumerate(members)}
-        groups, near, far = self._regions(members, rank)
+        rates, rtts = _links(members)
+        groups, near, far = _regions(members, rtts)
         return PlanInputs(
             numel,
             nbytes,
             # What a member receives says what others sent; where it is the limit, the links to it show that.
             [Capacity(m.upload_bps / 8 or None, owns=m.voter and m.owns) for m in members],
-            {
-                (rank[sender], rank[m.peer]): link.bps / 8
-                for m in members
-                for sender, link in m.links.items()
-                if sender in rank and link.bps > 0
-            },
+            rates,
             groups,
             near,
             far,
@@ -115,20 +121,6 @@ class Planner:
             )
         self._left_out = left
 
-    def _regions(
-        self, members: Sequence[PlanMember], rank: Mapping[bytes, int]
-    ) -> tuple[tuple[int, ...], float, float]:
-        """The region of each member, the longest round trip inside one, and the longest of all."""
-        rtts = {
-            (rank[other], rank[m.peer]): link.rtt_s
-            for m in members
-            for other, link in m.links.items()
-            if other in rank and link.rtt_s > 0
-        }
-        groups = regions([m.region for m in members], rtts)
-        near = [min(rtt, NEAR_RTT_S) for (a, b), rtt in rtts.items() if groups[a] == groups[b]]
-        return groups, max(near, default=0.0), max(rtts.values(), default=0.0)
-
     def _priced(
         self, members: Sequence[PlanMember], groups: Sequence[int]
     ) -> dict[tuple[int, int], float] | None:
@@ -146,3 +138,29 @@ class Planner:
             for a in names
             for b in names
         }
+
+
+def _links(members: Sequence[PlanMember]) -> tuple[F64, F64]:
+    """float64[members, members], both: bytes/s and seconds of a round trip from rank to rank; 0.0 where not
+    measured.
+    """
+    n = len(members)
+    rank = {member.peer: rank for rank, member in enumerate(members)}
+    places, found = [], []
+    for receiver, member in enumerate(members):
+        for sender, link in member.links.items():
+            if sender in rank:
+                places.append(rank[sender] * n + receiver)
+                found.append((link.bps, link.rtt_s))
+    rates, rtts = np.zeros((2, n * n))
+    if found:
+        rates[places], rtts[places] = np.array(found).T
+    return (rates / 8).reshape(n, n), rtts.reshape(n, n)
+
+
+def _regions(members: Sequence[PlanMember], rtts: F64) -> tuple[tuple[int, ...], float, float]:
+    """The region of each member, the longest round trip inside one, and the longest of all."""
+    near = np.argwhere((rtts > 0) & (rtts <= NEAR_RTT_S)).tolist()
+    groups = regions([m.region for m in members], {(a, b): float(rtts[a, b]) for a, b in near})
+    same = np.equal.outer(groups, groups)
+    return groups, min(float(rtts[same].max()), NEAR_RTT_S), float(rtts.max())

@@ -10,9 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2pavg.allreduce.choosing import PlanInputs, flat
-from p2pavg.allreduce.partition import ALIGNMENT, Capacity, chunk_elements, part_counts, shares
+from p2pavg.allreduce.loads import Capacity, link_rates, loads
+from p2pavg.allreduce.partition import ALIGNMENT, chunk_elements, fractions, part_counts
+from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 
-rates = st.floats(1e5, 1e10)
+speeds = st.floats(1e5, 1e10)
+
+
+def shares(members: list[Capacity], links: dict[tuple[int, int], float] | None = None) -> tuple[float, ...]:
+    """What each member owns of a vector that is reduced in a flat round."""
+    owners = [rank for rank, member in enumerate(members) if member.owns]
+    costs = loads(
+        Plan(tuple(Part(rank, 0, 0) for rank in owners)), members, link_rates(len(members), links or {})
+    )
+    owned = dict(
+        zip(owners, [1 / len(owners)] * len(owners) if costs is None else fractions(costs)[0], strict=True)
+    )
+    return tuple(float(owned.get(rank, 0.0)) for rank in range(len(members)))
 
 
 def round_time(members: list[Capacity], x: tuple[float, ...]) -> float:
@@ -29,7 +44,7 @@ def test_equal_without_measurements() -> None:
     assert shares([Capacity(), Capacity(), Capacity(owns=False)]) == (0.5, 0.5, 0.0)
 
 
-@given(st.lists(st.tuples(rates, rates), min_size=2, max_size=6))
+@given(st.lists(st.tuples(speeds, speeds), min_size=2, max_size=6))
 @settings(max_examples=60, deadline=None)
 def test_no_coarse_grid_point_is_better(pairs: list[tuple[float, float]]) -> None:
     """No other split on a grid of tenths ends sooner than the chosen one by more than two hundredths."""
@@ -68,7 +83,7 @@ def test_slow_links_bound_the_shares_of_both_ends() -> None:
 def test_links_of_any_rates(members: int, data: st.DataObject) -> None:
     """With a rate for each ordered pair, no split on a grid ends sooner by more than two hundredths."""
     pairs = list(itertools.permutations(range(members), 2))
-    links = {pair: data.draw(rates) for pair in pairs}
+    links = {pair: data.draw(speeds) for pair in pairs}
 
     def time(x: tuple[float, ...]) -> float:
         return max((x[i] + x[j]) / rate for (i, j), rate in links.items())
@@ -112,7 +127,7 @@ def test_shares_are_shares_whatever_was_measured(data: st.DataObject) -> None:
 def test_nobody_may_own() -> None:
     """A group without an owner is refused."""
     with pytest.raises(ValueError, match="own"):
-        shares([Capacity(owns=False)] * 2)
+        flat(PlanInputs(1000, 2000, [Capacity(owns=False)] * 2, link_rates(2, {}), (0, 0)))
 
 
 @given(st.integers(0, 10_000_000), st.lists(st.floats(0, 1), min_size=1, max_size=9))
@@ -139,7 +154,7 @@ def test_chunks_are_bounded() -> None:
 def test_plan_leaves_no_gap() -> None:
     """Parts follow each other and cover the vector; members that own nothing have no part."""
     members = [Capacity(), Capacity(owns=False), Capacity()]
-    parts = flat(PlanInputs(1_000_003, 1, members, {}, (0, 0, 0))).plan.parts
+    parts = flat(PlanInputs(1_000_003, 1, members, link_rates(3, {}), (0, 0, 0))).plan.parts
     assert [part.owner for part in parts] == [0, 2]
     assert parts[0].start == 0
     assert parts[0].count == parts[1].start

@@ -8,7 +8,7 @@ import pytest
 
 from p2pavg.allreduce.choosing import PlanInputs, flat, gather, two_levels
 from p2pavg.allreduce.levels import Swaps
-from p2pavg.allreduce.partition import Capacity
+from p2pavg.allreduce.loads import Capacity, link_rates
 from p2pavg.allreduce.stages import CONTRIBUTIONS, PARTIAL, PASSED_ON, RESULTS, sent_by_stage
 from p2pavg.plan import Plan
 
@@ -16,7 +16,9 @@ NUMEL = 64 * 1024
 
 
 def question(peers: int, groups: tuple[int, ...]) -> PlanInputs:
-    return PlanInputs(NUMEL, 2 * NUMEL, [Capacity()] * peers, {}, groups, votes=[True] * peers)
+    return PlanInputs(
+        NUMEL, 2 * NUMEL, [Capacity()] * peers, link_rates(peers, {}), groups, votes=[True] * peers
+    )
 
 
 def swarm(plan: Plan, weights: list[float]) -> dict[str, int]:
