@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from p2pavg import codecs
+from p2pavg.allreduce.choosing import Topology
+from p2pavg.allreduce.regions import can_stack
 from p2pavg.errors import (
     ConfigurationError,
     CredentialError,
@@ -17,7 +20,8 @@ from p2pavg.errors import (
     UnreachableError,
 )
 from p2pavg.membership.table.address import Address, format_host_port
-from p2pavg.plan import MOST_GATHERED, MOST_MEMBERS
+from p2pavg.peer.settings import Settings
+from p2pavg.plan import MOST_FLAT, MOST_GATHERED, MOST_MEMBERS
 from p2pavg.rounds.protocol.roles import Role
 from p2pavg.transport.links import handshake
 from p2pavg.transport.links.endpoint import Endpoint
@@ -29,21 +33,36 @@ ASK_TIMEOUT_S = 5.0
 BESIDE_TIMEOUT_S = 1.0  # for a peer of this machine
 
 
-def check_room(trainers: int, run_id: str, *, sparse: bool) -> None:
-    """Raises ConfigurationError when a run has as many peers as it can have. sparse: every peer sends all it
-    contributes to all others.
+def check_room(settings: Settings, regions: Sequence[str]) -> None:
+    """Raises ConfigurationError when a run has as many peers as it can have.
+
+    regions: as the run's trainers and this peer name theirs.
     """
-    if sparse and trainers >= MOST_GATHERED:
+    run, trainers = settings.run_id, len(regions) - 1
+    if codecs.is_sparse(codecs.get(settings.compression)) and trainers >= MOST_GATHERED:
         raise ConfigurationError(
-            f"run {run_id!r} has {trainers} peers, and Outer(density=) takes at most {MOST_GATHERED}, as "
-            'each sends its contribution to all others; more can train with another run_id and outer="diloco"'
+            f"run {run!r} has {trainers} peers, and Outer(density=) takes at most {MOST_GATHERED}, as each "
+            'sends its contribution to all others; more can train with another run_id and outer="diloco"'
         )
-    most = MOST_MEMBERS
-    if trainers >= most:
+    stacked = settings.topology is not Topology.FLAT and can_stack(regions)
+    most = settings.most_peers or (MOST_MEMBERS if stacked else MOST_FLAT)
+    if trainers < most:
+        return
+    if settings.most_peers:
         raise ConfigurationError(
-            f"run {run_id!r} has {trainers} peers, and more than {most} are not tested; take another run_id, "
-            "or try again a minute after one has left"
+            f"run {run!r} has {trainers} peers, and P2PAVG_MOST_PEERS is {most}; take another run_id, or try "
+            "again a minute after one has left"
         )
+    if stacked:
+        raise ConfigurationError(
+            f"run {run!r} has {trainers} peers, and more than {most} are not tested; take another run_id, or "
+            "try again a minute after one has left"
+        )
+    raise ConfigurationError(
+        f"run {run!r} has {trainers} peers, and more than {most} are not tested with a flat plan; pass "
+        f"region= to all peers, as two levels over regions take {MOST_MEMBERS}, or take another run_id, or "
+        "set P2PAVG_MOST_PEERS to try more"
+    )
 
 
 async def knock(host: str, port: int, party: handshake.Party) -> None:

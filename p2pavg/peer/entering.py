@@ -46,8 +46,8 @@ async def first_links(
         before = range(DEFAULT_PORT, endpoint.port)
         await advice.warn_of_run_beside(before, settings.run_id, closed=settings.membership is not None)
     trainers = [info for info in view.peers.values() if info.role == "trainer"]
-    sparse = codecs.is_sparse(codecs.get(settings.compression))
-    advice.check_room(len(trainers), settings.run_id, sparse=sparse)
+    regions = [settings.region or "", *(info.region for info in trainers)]
+    advice.check_room(settings, regions)
 
 
 def role_among(links: Iterable[Link], start: RunStart) -> Role:

@@ -97,13 +97,23 @@ class Settings(PeerOptions):
         check_rate("max_upload_mbps", self.max_upload_mbps)
         if self.max_relay_mbps != 0:
             check_rate("max_relay_mbps", self.max_relay_mbps)
-        _ = self.topology, self.price_table, self.metrics_place
+        _ = self.topology, self.price_table, self.metrics_place, self.most_peers
         _ = self.bind, self.announced, self.membership, self.label
 
     @cached_property
     def initial_addresses(self) -> tuple[Address, ...]:
         """(host, port) of each initial peer, of the environment when none is given."""
         return initial_addresses(self.initial_peers)
+
+    @cached_property
+    def most_peers(self) -> int | None:
+        """How many peers a run may have when this one joins, of the environment; None: what is tested."""
+        given = os.environ.get("P2PAVG_MOST_PEERS")
+        if not given:
+            return None
+        if not given.isdecimal() or int(given) < 1:
+            raise ConfigurationError(f"P2PAVG_MOST_PEERS must be a whole number from 1, not {given!r}")
+        return int(given)
 
     @cached_property
     def bind(self) -> Address:

@@ -53,6 +53,21 @@ async def test_weights_shapes_and_dtypes() -> None:
         assert sorted(member.weight for member in first.members) == [1.0, 3.0]
 
 
+async def test_a_newcomer_that_a_full_run_refuses_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hears when it enters why it is one too many, and the members average on at the first attempt."""
+    async with (
+        Peer("full", listen=LISTEN) as one,
+        Peer("full", listen=LISTEN, initial_peers=[one.address]) as two,
+    ):
+        await asyncio.gather(*(peer.all_reduce(torch.ones(9), group_size=2) for peer in (one, two)))
+        monkeypatch.setenv("P2PAVG_MOST_PEERS", "2")
+        async with Peer("full", listen=LISTEN, initial_peers=[one.address]) as third:
+            with pytest.raises(ConfigurationError, match="has 2 peers, and P2PAVG_MOST_PEERS is 2"):
+                await third.all_reduce(torch.ones(9), group_size=2)
+        reports = await asyncio.gather(*(peer.all_reduce(torch.ones(9), group_size=2) for peer in (one, two)))
+        assert {(report.attempts, len(report.members)) for report in reports} == {(1, 2)}
+
+
 async def test_reports_tell_what_packing_spared() -> None:
     """Zeros cost their headers: what would have been sent of them stands in `spared_bytes`, in one
     report only.
