@@ -88,9 +88,9 @@ class Leading:
 
     def _landlocked(self, voters: Sequence[PeerId], members: Sequence[PeerId]) -> set[PeerId]:
         """Members that own no part. They are known to have no link to each other, or refused for want of one;
-        or nobody can dial them, so that two of them have no link unless both say that they have met. Where
-        all
-        members are such, they own parts all the same: their links, relays included, then carry the gradients.
+        or nobody can dial them, so that two of them have no link unless both say that they have met; or one
+        of them and another made different results of a part. Where all members are such, they own parts all
+        the same: their links, relays included, then carry the gradients.
         """
         met = {peer: self._met(peer) for peer in members if self._is_client_only(peer)}
         hidden = {
@@ -99,7 +99,11 @@ class Leading:
             if any(other != peer and not (other in known and peer in met[other]) for other in met)
         }
         apart = ends([*self.core.gaps(), *self.machine.refusals.parted()], members) | hidden
-        return apart if not apart.issuperset(voters) else set()
+        disputed = self.machine.transfer.disputes.open(self.core.here.epoch)
+        for out in (apart | disputed, apart):
+            if not out.issuperset(voters):
+                return out
+        return set()
 
     def _met(self, peer: PeerId) -> Collection[PeerId]:
         if peer == self.core.me:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.memory.arrivals import Arrivals
 from p2pavg.rounds.machine.memory.proposal import Proposal
-from p2pavg.rounds.machine.rules.agreement import dissenters
+from p2pavg.rounds.machine.rules.agreement import agree
 from p2pavg.rounds.machine.rules.complaints import Complaints
 from p2pavg.rounds.machine.rules.deadlines import Timer
+from p2pavg.rounds.machine.rules.disputes import Disputes
 from p2pavg.rounds.machine.rules.stalls import judge
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.causes import Cause
@@ -32,6 +33,7 @@ class TransferRules:
         self.machine = machine
         self.core = machine.core
         self.complaints = Complaints(self.core.me)
+        self.disputes = Disputes()
 
     def on_done(self, peer: PeerId, message: Done) -> None:
         proposal, core = self.core.led(message.ballot), self.core
@@ -46,9 +48,10 @@ class TransferRules:
         if len(proposal.done) < len(proposal.voting):
             self.watch()
             return
-        wrong = dissenters(proposal.done, proposal.members, proposal.plan)
-        if wrong:
-            self.machine.leading.abort(Cause.WRONG_RESULT, wrong)
+        equal, wrong = agree(proposal.done, proposal.members, proposal.plan, self.disputes, core.here.epoch)
+        if not equal:
+            # Two are in dispute once: so attempts without anybody to blame are few.
+            self.machine.leading.abort(Cause.WRONG_RESULT, wrong, counts=bool(wrong))
             return
         core.lead(None)
         core.disarm(Timer.JUDGE, Timer.DONE)

@@ -9,8 +9,9 @@ import pytest
 from p2pavg.plan import Plan
 from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.events import Received
-from p2pavg.rounds.machine.rules.agreement import dissenters
+from p2pavg.rounds.machine.rules.agreement import agree, dissenters
 from p2pavg.rounds.machine.rules.complaints import MOST_VAGUE, Complaints
+from p2pavg.rounds.machine.rules.disputes import KEPT_EPOCHS, Disputes
 from p2pavg.rounds.machine.rules.plausible import MOST_TARGETS, plausible, plausible_handover
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.messages import Complain, Done, Message
@@ -55,41 +56,64 @@ def test_whoever_has_another_result_than_most_and_the_owner_is_at_fault(
     assert dissenters(split, [A, B, C], Plan((Part(0, 0, 1), Part(1, 1, 1)))) == at_fault
 
 
+FIVE = [name * 20 for name in (b"a", b"b", b"c", b"d", b"e")]
+GROUPS = (1, 1, 2, 2, 2)
+
+
+def judged(told: str, plan: Plan, disputes: Disputes, epoch: int = 0) -> tuple[bool, bytes]:
+    """Whether five members agree on a part whose digests are letters, and the names of those at fault."""
+    digests = {peer: [text.encode()] for peer, text in zip(FIVE, told, strict=True)}
+    equal, wrong = agree(digests, FIVE, plan, disputes, epoch)
+    return equal, bytes(peer[0] for peer in wrong)
+
+
+@pytest.mark.parametrize("swaps", [False, True])
 @pytest.mark.parametrize(
     ("told", "at_fault"),
     [
         ("xxxxx", b""),
-        ("xxxyy", b"c"),  # the deputy's own, and what it passed on
-        ("xxyxx", b"c"),
+        ("xxxyy", b"c"),  # what the deputy passed on
+        ("xxyxx", b"c"),  # the deputy alone
         ("xxxxz", b"e"),  # one of the two below the deputy
         ("xxxyz", b"c"),  # both
         ("xzxxx", b"b"),
-        ("xzzzz", b"a"),  # no majority agrees with the owner
+        ("xzzzz", b"a"),  # all to whom the owner gave something have another
+        ("xzyyy", b"a"),
+        ("xyxzz", b"a"),
     ],
 )
-def test_a_deputy_is_at_fault_for_those_below_it(told: str, at_fault: bytes) -> None:
-    """A owns the only part and has it from B directly; C passes it on to D and E."""
-    members = [name * 20 for name in (b"a", b"b", b"c", b"d", b"e")]
-    plan = Plan((Part(0, 0, 9, (2,)),), (1, 1, 2, 2, 2))
-    digests = {peer: [text.encode()] for peer, text in zip(members, told, strict=True)}
-    assert dissenters(digests, members, plan) == tuple(bytes([name]) * 20 for name in at_fault)
+def test_a_deputy_is_at_fault_for_those_below_it(told: str, at_fault: bytes, swaps: bool) -> None:
+    """A owns the only part and gives it to B; C gives it to D and E, whether C has it from A or swaps."""
+    plan = Plan((Part(0, 0, 9, (2,), swaps),), GROUPS)
+    assert judged(told, plan, Disputes()) == (not at_fault, at_fault)
 
 
-@pytest.mark.parametrize(
-    ("told", "at_fault"),
-    [
-        ("xxxyy", b"c"),  # the deputy made another result than the owner, and most have the owner's
-        ("xyyyy", b"a"),  # most have the deputy's
-        ("xxyyy", b"a"),
-        ("xxxxy", b"e"),
-    ],
-)
-def test_of_two_that_swap_the_one_with_the_smaller_side_is_at_fault(told: str, at_fault: bytes) -> None:
-    """A and C make the result of part 0 each for its own side, A for B, C for D and E."""
-    members = [name * 20 for name in (b"a", b"b", b"c", b"d", b"e")]
-    plan = Plan((Part(0, 0, 9, (2,), swaps=True),), (1, 1, 2, 2, 2))
-    digests = {peer: [text.encode()] for peer, text in zip(members, told, strict=True)}
-    assert dissenters(digests, members, plan) == tuple(bytes([name]) * 20 for name in at_fault)
+@pytest.mark.parametrize("swaps", [False, True])
+def test_two_whose_word_stands_against_another_own_nothing_until_one_repeats_it(swaps: bool) -> None:
+    """A says one thing, C another, and all below them as they do: either may have lied, so nobody is left
+    out. The one that is then in dispute with another one is at fault, and the first is cleared.
+    """
+    plan, other = (Plan((Part(owner, 0, 9, (2,), swaps),), GROUPS) for owner in (0, 1))
+    told = Disputes()
+    assert judged("xxyyy", plan, told) == (False, b"")
+    assert told.open(0) == {A, C}
+    assert judged("xxyyy", other, told, 3) == (False, b"c")
+    assert told.open(3) == {C}
+    assert told.open(3 + KEPT_EPOCHS) == set()
+
+
+def test_who_lies_to_several_at_once_is_found_at_once() -> None:
+    """A gives both deputies another result than its own region; neither of them pays for it."""
+    plan = Plan((Part(0, 0, 9, (2, 3)),), (1, 1, 2, 3, 3))
+    assert judged("xxyzz", plan, Disputes()) == (False, b"a")
+
+
+def test_a_dispute_that_comes_back_is_judged_by_the_majority() -> None:
+    """Where nobody else can own parts, the two do again: then most members decide, so that averages go on."""
+    plan = Plan((Part(0, 0, 9, (2,), swaps=True),), GROUPS)
+    told = Disputes()
+    assert judged("xxyyy", plan, told) == (False, b"")
+    assert judged("xxyyy", plan, told, 1) == (False, b"a")
 
 
 @pytest.mark.parametrize("seed", [0, 1])  # the liar does not lead
