@@ -4,6 +4,7 @@ on the way from a deputy to the part's owner.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from p2pavg.rounds.machine import actions as act
@@ -156,9 +157,7 @@ class Job:
         given = self.contributions.get(part, {})
         receiver = self.plan.receiver(part, self.rank)
         if part not in self.partial:
-            sums = self.partial[part] = tuple(
-                sorted(entry for entries in given.values() for entry in entries)
-            )
+            sums = self.partial[part] = self._add_up(part, given)
             if receiver is not None and sums:
                 self._send(receiver, "contribution", part, sums)
         if self.parents[part] is not None or (
@@ -167,6 +166,10 @@ class Job:
             return
         both = sorted((*self.partial[part], *self.swapped.get(part, ())))
         self._returned(part, Value((value, weight) for _, value, weight in both))
+
+    def _add_up(self, part: int, given: Mapping[int, Sums]) -> Sums:
+        """What is contributed to a part here, and who does not own it sends on."""
+        return tuple(sorted(entry for entries in given.values() for entry in entries))
 
     def _returned(self, part: int, value: Value) -> None:
         """The result of a part is here: it goes down the tree."""

@@ -32,16 +32,20 @@ def broken(seed: int) -> bool:
     return Schedule(seed, peers=5, plain=True).run().broken is not None
 
 
+@pytest.mark.parametrize("swapped", [False, True], ids=["sent on", "swapped"])
 @pytest.mark.parametrize("bug", [twice, own_only, weighed_again])
-def test_a_wrong_partial_mean_is_found(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted twice, a region dropped, or weights of another stage: a schedule breaks a promise."""
-    send = Job._send
+def test_a_wrong_partial_mean_is_found(bug: Any, swapped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted twice, a region dropped, or weights of another stage: a schedule breaks a promise. Of two that
+    swap the one with the bug makes its own result of the wrong mean, too, so that all bits are equal.
+    """
+    add_up = Job._add_up
 
-    def wrong(job: Job, rank: int, kind: str, part: int, value: Any) -> None:
-        partial = kind == "contribution" and part in job.children and len(value) > 1
-        send(job, rank, kind, part, bug(value) if partial else value)
+    def wrong(job: Job, part: int, given: Any) -> Sums:
+        sums = add_up(job, part, given)
+        partial = job.plan.sends_partial(part, job.rank) and (job.partners[part] is not None) == swapped
+        return bug(sums) if partial and len(sums) > 1 else sums  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(Job, "_send", wrong)
+    monkeypatch.setattr(Job, "_add_up", wrong)
     assert any(map(broken, range(SEEDS)))
 
 
