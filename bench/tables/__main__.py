@@ -1,10 +1,11 @@
-"""The tables of README.md, docs/numbers.md and docs/world.md: `python -m bench.tables [--check]`.
+"""The tables of README.md and of three pages of docs: `python -m bench.tables [--check]`.
 
 A table stands between `<!-- numbers: NAME -->` and `<!-- end -->`; the words around it are written by hand.
 To renew a figure, run its script with --json bench/results/FILE and then this one. `p2pavg bench VERB` goes
-into VERB.json or VERB_WHAT.json, `bench.versus` into versus.json, the summary.json that `make demo` leaves in
-out/demo into demo.json; `bench.world.summary` writes world.json. A result that is not there leaves out its
-rows. --check changes nothing and fails when a page differs from the results.
+into VERB.json or VERB_WHAT.json, `bench.versus` into versus.json, `bench.plans` into plans.json, the
+summary.json that `make demo` leaves in out/demo into demo.json; `bench.world.summary` writes world.json. A
+result that is not there leaves out its rows. --check changes nothing and fails when a page differs from the
+results.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from collections.abc import Callable
 from bench.tables.devices import cpu_kernels, gpu_epochs, gpu_kernels, gpu_models, gpu_outer
 from bench.tables.joining import joining
 from bench.tables.networks import beside, lab_truth, line_rate, pump_loopback, versus
+from bench.tables.plans import plans
 from bench.tables.readme import readme
 from bench.tables.results import ROOT
 from bench.tables.swarms import faults, same_training, security
 from bench.tables.verbs import benches, idle, others
 from bench.tables.world import world, world_first, world_others
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "numbers.md", ROOT / "docs" / "world.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("numbers.md", "topologies.md", "world.md")))
 PLACE = re.compile(r"(<!-- numbers: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -39,6 +41,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "line_rate": line_rate,
     "versus": versus,
     "beside": beside,
+    "plans": plans,
     "security": security,
     "benches": benches,
     "joining": joining,

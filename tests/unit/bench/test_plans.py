@@ -42,14 +42,20 @@ def test_plans_of_a_network(clouds: topology.Topology) -> None:
     assert all(row.seconds is not None and row.seconds > 0 for row in rows.values())
 
 
-def test_an_uplink_that_hosts_share_is_predicted_as_such() -> None:
-    """Three members behind each of two uplinks: two levels take a third of a flat round's time."""
-    rows = {row.name: row.seconds for row in predict(topology.load("uplinks"), 6, 10**8, codecs.get("fp16"))}
-    assert rows["flat"] is not None
-    assert rows["flat"] == pytest.approx(
-        3 * 200 / (100 / 8), rel=0.02
-    )  # three vectors of 200 MB leave a site
-    assert rows["two-level"] == pytest.approx(rows["flat"] / 3, rel=0.02)
+@pytest.mark.parametrize(
+    ("lab", "flat"),
+    [
+        ("uplinks", 3 * 200 / (100 / 8)),  # three vectors of 200 MB leave a site
+        ("flowcaps", 200 / 3 / (15 / 8)),  # each pair of two sites carries the parts of both ends
+    ],
+)
+def test_what_several_hosts_share_is_predicted_as_such(lab: str, flat: float) -> None:
+    """Three members behind each of two uplinks, or nine pairs with a rate of their own: two levels take a
+    third of a flat round's time.
+    """
+    rows = {row.name: row.seconds for row in predict(topology.load(lab), 6, 10**8, codecs.get("fp16"))}
+    assert rows["flat"] == pytest.approx(flat, rel=0.02)
+    assert rows["two-level"] == pytest.approx(flat / 3, rel=0.02)
 
 
 def test_dollars_follow_the_prices(clouds: topology.Topology, tmp_path: Path) -> None:

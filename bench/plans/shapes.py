@@ -1,4 +1,4 @@
-"""Plans beside each other: `python -m bench.plans [--numel N] [--rounds R] [--lab TOPOLOGY] [SHAPE...]`.
+"""Plans beside each other: `python -m bench.plans.shapes [--numel N] [--rounds R] [--lab NAME] [SHAPE...]`.
 
 A shape is the number of peers in each region, as 2+2+2+2. For each one real processes average with a flat
 plan and with one over regions, on loopback or on the hosts of a lab topology (its own regions, then, by round
