@@ -178,6 +178,7 @@ def main() -> int:
     share = found["steps"] / args.minutes / (calm["steps"] / args.calm_minutes)
     result = {**found, "share_of_undisturbed_steps": share, "calm": calm, "peers": args.peers}
     result |= {"minutes": args.minutes, "step_seconds": args.step_seconds, "kill_every_s": args.kill_every}
+    result["four_times_slower"] = args.slow
     emit(args, result, [f"{name}: {value}" for name, value in result.items()])
     return 0
 

@@ -287,6 +287,11 @@ class _Holder(frozen.FrozenDigest):
 
 
 def _check(inner: torch.optim.Optimizer, options: dict[str, Any], sharded: bool) -> None:
+    if options.get("outer") is not None and options.get("offload_optimizer"):
+        raise ConfigurationError(
+            "node_group= with outer steps keeps each rank's optimizer beside the rank's parameters: leave "
+            "offload_optimizer= out, and shard a model that does not fit (FSDP)"
+        )
     if inner.state:
         raise ConfigurationError(
             "the optimizer has stepped before it was wrapped: build it anew, wrap it, then load_state_dict()"

@@ -274,7 +274,6 @@ _DENSITY_IS = {
 
 _OUTER_WITHOUT = {
     "delay_updates": "outer steps hide a round by Outer(overlap=), not by delay_updates; leave that out",
-    "offload_optimizer": "outer steps keep the inner optimizer beside the model; drop offload_optimizer",
     "resync_epochs": "outer steps keep all peers equal to the bit by themselves; leave resync_epochs out",
     "grad_dtype": "outer steps average parameters, not gradients; leave grad_dtype out",
 }

@@ -77,7 +77,8 @@ class CollaborativeOptimizer(Accumulating):
         streams: TCP streams per link, 1 to 128, or "auto": as many as transfers call for.
         delay_updates: average and step behind the next epoch's computation, with gradients one epoch old.
         delay_warmup_epochs: epochs at the start without delay.
-        offload_optimizer: keep float32 master parameters, and the optimizer's state and step, on the CPU.
+        offload_optimizer: keep float32 master parameters, and the optimizer's state and step, on the CPU;
+            with outer steps, every local step too.
         loss_reduction: "mean" or "sum", as in the loss whose `backward()` is called.
         max_grad_norm: clip the averaged gradient to this norm, as one would clip the gradient of one big
             batch; with outer steps, each local gradient. None: no clipping.
@@ -183,16 +184,20 @@ class CollaborativeOptimizer(Accumulating):
             self._flat = FlatGradients(params, options.grad_dtype, self._buffers.size, path)
             self._flat.before_backward = self._scale.follow
             self._retained = RetainedSums(lambda: self._flat.sums)
+            if options.delay_updates or options.offload_optimizer:
+                self._masters = Masters(optimizer, options.offload_optimizer)
         else:
             sizes = [param.numel() for param in params]
             arguments.check_dense(self._outer.density, self._buffers.size)
             fragments = fragments_of(sizes, self._outer.fragments, self._buffers.size)
-            self._reference = Reference(params, fragments, self._outer)
+            if options.offload_optimizer:
+                self._masters = Masters(optimizer, offload=True)
+            self._reference = Reference(params, fragments, self._outer, self._masters)
             self._advisor = Advisor(self._outer.overlap)
-            self._flat = LocalSteps(optimizer, self._reference, self._outer, scheduler, options.max_grad_norm)
+            self._flat = LocalSteps(
+                optimizer, self._reference, self._outer, scheduler, options.max_grad_norm, self._masters
+            )
             self._step_supports_amp_scaling = False  # the scaler unscales the gradients of each local step
-        if options.delay_updates or options.offload_optimizer:
-            self._masters = Masters(optimizer, options.offload_optimizer)
         self._mirror_inner()
         self._resync = Resync(optimizer, options.resync_epochs)
         self._places = places_of(self._flat.params, modules)

@@ -14,6 +14,7 @@ from p2pavg import codecs
 from p2pavg.allreduce import feedback
 from p2pavg.codecs import cuda as device
 from p2pavg.errors import ConfigurationError
+from p2pavg.optim.outer.settings import Outer
 
 PROBE = (64, 64)  # the shape of the parameter on which an optimizer shows what state it keeps
 RESIDUAL = 2 * feedback.BYTES  # per element: one residual of the last commit, one of the attempt under way
@@ -66,6 +67,30 @@ def forecast(
     return Forecast(host, sums | {"staging": device.SLOTS * device.SLOT_BYTES})
 
 
+def forecast_of_outer_steps(
+    numel: int,
+    state_bytes: float,
+    round_bytes: float,
+    *,
+    outer: Outer,
+    accelerator: bool,
+    live_bytes: int = 4,
+) -> Forecast:
+    """Offload with outer steps. round_bytes: what rounds take, and live_bytes: the model, per parameter."""
+    vectors = 2 + bool(outer.momentum) + 2 * bool(outer.overlap)  # θ_ref, Δ, velocity, an outer step ahead
+    host = {
+        "master parameters": 4 * numel,
+        "optimizer state": int(state_bytes * numel),
+        "outer steps": 4 * vectors * numel,
+        "rounds": int(round_bytes * numel),
+    }
+    if accelerator:
+        host["gradients"] = live_bytes * numel
+        if live_bytes != 4:
+            host["rounded parameters"] = live_bytes * numel
+    return Forecast(host, {})
+
+
 def state_bytes_per_parameter(optimizer: torch.optim.Optimizer) -> float:
     """Bytes of state per element that the optimizer keeps for a float32 parameter of PROBE's shape."""
     param = torch.nn.Parameter(torch.zeros(PROBE, dtype=torch.float32, device="cpu"))
@@ -114,23 +139,32 @@ def check(
     grad_dtype: torch.dtype | None,
     *,
     delayed: bool,
+    outer: Outer | None = None,
 ) -> Forecast:
     """The forecast for this optimizer. Raises ConfigurationError, with numbers, when it does not fit."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     places = {param.device for param in params if param.device.type != "cpu"}
     numel = sum(param.numel() for param in params)
     codec = codecs.get(compression)
-    expected = forecast(
-        numel,
-        state_bytes_per_parameter(optimizer),
-        _wire_bytes(codecs.for_results(codec)),
-        accelerator=bool(places),
-        sent_bytes=_sent_bytes(codec, bool(places)),
-        live_bytes=_mean([param.element_size() for param in params], params),
-        gradient_bytes=_mean([_gradient_size(param, grad_dtype) for param in params], params),
-        gradients_held=sum(p.grad.numel() * p.grad.element_size() for p in params if p.grad is not None),
-        delayed=delayed,
-    )
+    state_bytes, wire_bytes = state_bytes_per_parameter(optimizer), _wire_bytes(codecs.for_results(codec))
+    live_bytes = _mean([param.element_size() for param in params], params)
+    if outer is not None:
+        round_bytes = wire_bytes + _sent_bytes(codec, accelerator=False)
+        expected = forecast_of_outer_steps(
+            numel, state_bytes, round_bytes, outer=outer, accelerator=bool(places), live_bytes=live_bytes
+        )
+    else:
+        expected = forecast(
+            numel,
+            state_bytes,
+            wire_bytes,
+            accelerator=bool(places),
+            sent_bytes=_sent_bytes(codec, bool(places)),
+            live_bytes=live_bytes,
+            gradient_bytes=_mean([_gradient_size(param, grad_dtype) for param in params], params),
+            gradients_held=sum(p.grad.numel() * p.grad.element_size() for p in params if p.grad is not None),
+            delayed=delayed,
+        )
     _compare("host", expected.host, expected.host_bytes, host_available())
     for place in places:
         _compare(str(place), expected.device, expected.device_bytes, device_available(place))

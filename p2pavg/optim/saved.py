@@ -68,6 +68,8 @@ class Saved(RunWrapper):
             self._entering = Entering(before, 0, known)
             raise
         self._flat.clear()
+        if self._reference is not None:
+            self._reference.restore_unsent()
         self._entering = Entering(start, 0, known)
         self._join(start, known)
         self._entering = None

@@ -73,8 +73,6 @@ class TrainingOptions(PeerOptions):
         if self.checkpoint_dir is None:
             object.__setattr__(self, "checkpoint_dir", os.environ.get("P2PAVG_CHECKPOINTS") or None)
         arguments.check_checkpoints(self.checkpoint_dir, self.checkpoint_epochs)
-        if self.offload_optimizer:
-            preflight.check(self.optimizer, self.compression, self.grad_dtype, delayed=self.delay_updates)
         check_fresh(self.optimizer, self.run_id)
         check_rate("max_state_upload_mbps", self.max_state_upload_mbps)
         arguments.check_spending(self.max_egress_usd_per_hour, self.prices)
@@ -91,9 +89,12 @@ class TrainingOptions(PeerOptions):
         if outer is not None:
             arguments.check_outer(
                 delay_updates=self.delay_updates,
-                offload_optimizer=self.offload_optimizer,
                 resync_epochs=self.resync_epochs,
                 grad_dtype=self.grad_dtype,
+            )
+        if self.offload_optimizer:
+            preflight.check(
+                self.optimizer, self.compression, self.grad_dtype, delayed=self.delay_updates, outer=outer
             )
 
     @property

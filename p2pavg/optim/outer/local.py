@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from p2pavg.optim.outer.reference import Reference
 from p2pavg.optim.outer.settings import Outer
 from p2pavg.optim.tree import U8
+from p2pavg.optim.updates.masters import Masters
 
 
 class InnerSteps:
@@ -46,10 +47,13 @@ class InnerSteps:
             torch._foreach_div_(grads, float(self._every))
         if self._max_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._params, self._max_norm)
-        self._inner.step()
+        self._move()
         if self._scheduler is not None:
             self._scheduler.step()
         self.zero_grad(set_to_none=True)
+
+    def _move(self) -> None:
+        self._inner.step()
 
     def zero_grad(self, set_to_none: bool) -> None:
         """Clear the gradients, unless they are those of microbatches that wait for the step."""
@@ -63,7 +67,10 @@ class InnerSteps:
 
 
 class LocalSteps(InnerSteps):
-    """Local steps of a single peer, in the place of `FlatGradients`."""
+    """Local steps of a single peer, in the place of `FlatGradients`.
+
+    masters: with offload, what is stepped in the place of the model's parameters, which reference has.
+    """
 
     passes = 1  # backward() passes before a step() are the training loop's affair
     pending = False  # nothing waits to be counted between backward() and step()
@@ -76,14 +83,19 @@ class LocalSteps(InnerSteps):
         settings: Outer,
         scheduler: LRScheduler | None,
         max_norm: float | None,
+        masters: Masters | None = None,
     ) -> None:
-        super().__init__(inner, reference.params, settings, scheduler, max_norm)
+        self.params = reference.params if masters is None else list(masters.live)
+        super().__init__(inner, self.params, settings, scheduler, max_norm)
         self.layout = reference.fragments
         self._reference = reference
+        self._masters = masters
 
-    @property
-    def params(self) -> list[torch.Tensor]:
-        return self._reference.params
+    def _move(self) -> None:
+        if self._masters is None:
+            super()._move()
+        else:
+            self._masters.step_locally()
 
     def check(self) -> bool:
         """False: with local steps the training loop may change gradients as it likes."""
@@ -101,7 +113,7 @@ class LocalSteps(InnerSteps):
 
     def replace(self, params: Sequence[torch.Tensor]) -> None:
         """Go on with other parameters of the model, which have the right values."""
-        self._reference.params[:] = params
+        self.params[:] = params
 
     def allocate(self, nbytes: int) -> U8:
         """Host memory for a round's result."""
@@ -110,10 +122,14 @@ class LocalSteps(InnerSteps):
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Inside the block, the model holds θ_ref; afterwards its own parameters, to the bit."""
-        kept = [param.detach().clone() for param in self.params]
+        own = self._reference.params
+        if self._masters is not None:
+            self._masters.take_edits()
+        kept = self._reference.hidden = [param.detach().clone() for param in own]
         self._reference.publish()
         try:
             yield
         finally:
-            with torch.no_grad():
-                torch._foreach_copy_(self.params, kept)
+            self._reference.hidden = None
+            with self._reference.changing():
+                torch._foreach_copy_(own, kept)

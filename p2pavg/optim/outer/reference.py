@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +17,11 @@ from p2pavg.native import compiled
 from p2pavg.optim.gradients.store import F32, dense_stride
 from p2pavg.optim.outer.fragments import Fragment, Fragments
 from p2pavg.optim.outer.settings import Outer
+from p2pavg.optim.updates.masters import Masters
 
 _PIECE = 1 << 16  # elements that the portable step works on at a time: they fit a cache
 _DUST = np.float32(2.0**-100)
+UNSENT = "moves not sent"
 
 
 def outer_step(theta: F32, velocity: F32 | None, delta: F32, settings: Outer) -> None:
@@ -59,10 +62,22 @@ class Reference:
     After every outer step θ_ref has the same bits on all peers, whatever computes there: it moves by our own
     kernel, on committed bytes, and by nothing else. A parameter of another dtype starts from θ_ref rounded to
     it.
+
+    masters: with offload, what the inner optimizer steps on. They are then the local parameters, and the
+    model shows them.
     """
 
-    def __init__(self, params: Sequence[torch.Tensor], fragments: Fragments, settings: Outer) -> None:
-        self.params = list(params)
+    def __init__(
+        self,
+        params: Sequence[torch.Tensor],
+        fragments: Fragments,
+        settings: Outer,
+        masters: Masters | None = None,
+    ) -> None:
+        self.params = list(params) if masters is None else masters.params
+        self._masters = masters
+        self.hidden: list[torch.Tensor] | None = None  # θ_local, while the model shows θ_ref
+        self._unsent: F32 | None = None  # Δ of a state that is being loaded
         self.fragments = fragments
         self._settings = settings
         self.theta: F32 = np.zeros(fragments.total, np.float32)
@@ -92,15 +107,27 @@ class Reference:
         ]
 
     def read(self) -> None:
-        """θ_ref <- the parameters, when a run begins from them."""
+        """θ_ref <- the model's parameters, when a run begins from them."""
+        if self._masters is not None:
+            self._masters.collect(None)
         with torch.no_grad():
             torch._foreach_copy_(self.views(self.theta), [param.detach() for param in self.params])
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Around a change of the local parameters, which the model shows afterwards."""
+        if self._masters is not None:
+            self._masters.wait_published()
+        with torch.no_grad():
+            yield
+        if self._masters is not None:
+            self._masters.show()
 
     def publish(self, of: Fragment | None = None) -> None:
         """The parameters of a fragment, or all, <- θ_ref."""
         there = of or self.fragments.whole
         starts = self.views(self.theta[there.start : there.stop], there)
-        with torch.no_grad():
+        with self.changing():
             torch._foreach_copy_([self.params[index] for index in there.params], starts)
 
     def displacement(
@@ -114,6 +141,24 @@ class Reference:
         starts = self._starts(self.theta[there.start : there.stop], there)
         for local, start, moved in zip(own, starts, self.views(out, there), strict=True):
             torch.sub(start, local.float(), out=moved)
+
+    def unsent(self) -> F32 | None:
+        """Δ of all parameters, which with a density holds what earlier averages left; None without one."""
+        if self._settings.density is None:
+            return None
+        found = np.zeros(self.fragments.total, np.float32)
+        self.displacement(found, kept=None if self.hidden is None else [one.cpu() for one in self.hidden])
+        return found
+
+    def keep_unsent(self, moved: F32) -> None:
+        """Remember Δ of a state that is being loaded, for `restore_unsent`."""
+        self._unsent = moved
+
+    def restore_unsent(self) -> None:
+        """The parameters <- θ_ref - Δ, where a state brought Δ, unless that is not finite."""
+        moved, self._unsent = self._unsent, None
+        if moved is not None and np.isfinite(moved).all():
+            self.move(self.views(-moved), self.fragments.whole, 1.0)
 
     def stepped(self, mean: F32, of: Fragment | None = None, *, gathered: bool = False) -> Stepped:
         """One outer step of a fragment, or of all, on the mean displacement, which may go on behind it. The
@@ -153,7 +198,7 @@ class Reference:
 
     def move(self, shift: Sequence[torch.Tensor], of: Fragment, keep: float) -> None:
         """The parameters of a fragment <- keep · θ_local + shift, of their shapes."""
-        with torch.no_grad():
+        with self.changing():
             for index, step in zip(of.params, shift, strict=True):
                 param = self.params[index]
                 moved = step.to(param.device)
@@ -177,7 +222,7 @@ class Reference:
 
 class KeptReference:
     """What of the reference is kept beside the model's parameters: its velocity, and with `whole` θ_ref
-    too.
+    too, and what of its moves a density has not sent.
     """
 
     def __init__(self, reference: Reference, *, whole: bool) -> None:
@@ -191,7 +236,9 @@ class KeptReference:
         return found | ({f"reference{suffix}": self._reference.theta} if self._whole else {})
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: torch.from_numpy(vector).clone() for name, vector in self._vectors().items()}
+        found = {name: torch.from_numpy(vector).clone() for name, vector in self._vectors().items()}
+        unsent = self._reference.unsent() if self._whole else None
+        return found if unsent is None else {**found, UNSENT: torch.from_numpy(unsent)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raises StateError when it was saved with another model, or other outer steps."""
@@ -207,3 +254,7 @@ class KeptReference:
                     f"the saved state has no {name} of this model's outer steps; build it as it was saved"
                 )
             vector[:] = saved.numpy()
+        moved = state_dict.get(UNSENT)
+        size = self._reference.fragments.total
+        if self._whole and isinstance(moved, torch.Tensor) and moved.shape == (size,):
+            self._reference.keep_unsent(moved.float().numpy())

@@ -65,11 +65,14 @@ class Masters:
                 self.params[index] = master
         self._away = offload and any(live.is_cuda for live in self._live)
         self._published: torch.cuda.Event | None = None
+        self._versions: list[int] = []
+        self._staged: list[torch.Tensor | None] = [None] * len(self._live)
         self._rounded = [self._rounding(index) for index in range(len(self._live))]
         self.round()
         if offload:
             self._adapt()
         replace_parameters(optimizer, self._live, self.params)
+        self._note()
 
     @property
     def live(self) -> Sequence[torch.Tensor]:
@@ -122,6 +125,54 @@ class Masters:
             master.grad = None
         self.round()
 
+    def step_locally(self) -> None:
+        """Step the optimizer on the gradients that the model's parameters have, and publish. Runs on the
+        training thread.
+        """
+        self.take_edits()
+        brought = [
+            None if live.grad is None else self._brought(index, live.grad)
+            for index, live in enumerate(self._live)
+        ]
+        for device in {live.device for live in self._live if live.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        for master, grad in zip(self.params, brought, strict=True):
+            master.grad = None if grad is None else grad.to(master.dtype)
+        self._optimizer.step()
+        for master in self.params:
+            master.grad = None
+        self.show()
+
+    def _brought(self, index: int, grad: torch.Tensor) -> torch.Tensor:
+        """A gradient beside its master; of a device, once the current stream has come so far."""
+        if not grad.is_cuda:
+            return grad
+        room = self._staged[index]
+        if room is None or room.dtype != grad.dtype:
+            room = torch.empty(grad.numel(), dtype=grad.dtype, device="cpu", pin_memory=True)
+            room = self._staged[index] = room.as_strided(tuple(grad.shape), dense_stride(self.params[index]))
+        return room.copy_(grad, non_blocking=True)
+
+    def show(self) -> None:
+        """Bring the model's parameters up to date with the masters."""
+        self.round()
+        self.publish()
+
+    def take_edits(self) -> None:
+        """Take over what somebody wrote into the model's parameters since they were published."""
+        self.wait_published()
+        for live, version, master, shown in zip(
+            self._live, self._versions, self.params, self._rounded, strict=True
+        ):
+            if live._version != version:
+                value = live.detach().to("cpu")
+                if not torch.equal(value, shown.to(value.dtype)):
+                    with torch.no_grad():
+                        master.copy_(value)
+
+    def _note(self) -> None:
+        self._versions = [live._version for live in self._live]
+
     def publish(self) -> None:
         """Copy the masters into the model's parameters. Runs on the training thread, at a step boundary; from
         page-locked memory the copies are only given to the current stream.
@@ -131,6 +182,7 @@ class Masters:
         if self._away:
             self._published = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._published.record()
+        self._note()
 
     def wait_published(self) -> None:
         """Wait until the last `publish` has read the masters."""
@@ -151,6 +203,7 @@ class Masters:
             self.wait_published()
             torch._foreach_copy_(self.params, self._live if copies is None else list(copies))
             self.round()
+        self._note()
 
     def copies(self) -> list[torch.Tensor] | None:
         """Copies of the masters that are finer than the parameters, for a checkpoint."""

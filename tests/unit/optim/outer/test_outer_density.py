@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -138,3 +139,29 @@ def test_what_is_not_sent_cannot_be_mixed_away() -> None:
     """keep_local would take a share of it at every round."""
     with pytest.raises(ConfigurationError, match="keep_local"):
         Outer(density=DENSITY, overlap=2, keep_local=0.5)
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_state_dict_holds_what_was_not_sent(swarm: Gathering, shown: bool) -> None:
+    """A peer that loads it goes on where the other stood, with the rest of its moves, though the state was
+    saved while the model showed θ_ref.
+    """
+    model, other = net(), net()
+    opt = wrap(model)
+    train(model, opt, range(8))
+    rest = opt._reference.theta.copy()
+    own = vector(model)
+    with opt.averaged() if shown else nullcontext():
+        saved = {key: value.clone() for key, value in model.state_dict().items()}
+        state = opt.state_dict()
+    opt.close(0)
+    again = wrap(other)
+    other.load_state_dict(saved)
+    again.load_state_dict(state)
+    assert again.epoch == 2
+    assert np.array_equal(again._reference.theta, rest)
+    torch.testing.assert_close(vector(other), own, atol=1e-6, rtol=0)
+    assert not torch.equal(own, flat(again._reference.views(rest)))
+    again.discard()
+    assert torch.equal(vector(other), flat(again._reference.views(rest)))
+    again.close(0)

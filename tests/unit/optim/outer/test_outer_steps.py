@@ -427,7 +427,6 @@ def test_closing_leaves_the_swarms_parameters(swarm: FakeSwarm) -> None:
     ("options", "said"),
     [
         ({"delay_updates": True}, "Outer\\(overlap=\\)"),
-        ({"offload_optimizer": True}, "offload_optimizer"),
         ({"resync_epochs": 3}, "resync_epochs"),
         ({"grad_dtype": torch.float32}, "grad_dtype"),
         ({"outer": "adam"}, "diloco"),
