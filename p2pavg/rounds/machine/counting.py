@@ -285,6 +285,8 @@ class Counting:
             return
         if core.here.pending:
             self._abdicate()
+        elif (until := machine.leading.asks_again_at(1 + len(followers))) > core.now:
+            core.arm(Timer.RETRY, until)
         else:
             stretching.let_go()
             machine.leading.propose()

@@ -37,11 +37,13 @@ class Leading:
         self.offences = Offences()
         self.failures = 0
         self.budget = 0  # attempts that may fail, fixed by the size of the first group
+        self._attempts = 0  # that this peer made in this epoch
+        self._proposed_at = 0.0  # when it made the last of them
 
     def new_epoch(self) -> None:
         """All proposals of the last epoch are over."""
         self.core.lead(None)
-        self.failures = 0
+        self.failures = self._attempts = 0
         self.machine.refusals.new_epoch()
         self.machine.transfer.complaints.new_epoch()
         self.core.disarm(Timer.PROMISE, Timer.PATIENCE, Timer.JUDGE, Timer.DONE, Timer.RETRY)
@@ -53,6 +55,10 @@ class Leading:
                 self.core.exclude(peer, Cause.PENANCE)
 
     # The proposal.
+
+    def asks_again_at(self, members: int) -> float:
+        """When this peer may propose to so many members again: their messages are many."""
+        return self._proposed_at + self.core.deadlines.regroup(self._attempts, members)
 
     def propose(self) -> None:
         """Ask all live peers of the lineage to form a group."""
@@ -66,6 +72,7 @@ class Leading:
         ballot = core.next_ballot()
         if self.failures == 0:
             self.budget = len(voters) + SPARE_ATTEMPTS
+        self._attempts, self._proposed_at = self._attempts + 1, core.now
         core.follow(core.me)  # so that peers that link meanwhile are told who leads
         told = {f.peer: f.samples for f in core.linked if f.peer in voters}
         core.lead(Proposal(ballot, members, votes, found, core.now, told=told))

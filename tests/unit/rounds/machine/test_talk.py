@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -29,13 +30,15 @@ from p2pavg.rounds.machine.rules.deadlines import LEAST_RATE, Timer
 from p2pavg.rounds.machine.rules.election import rendezvous
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId
 from p2pavg.rounds.protocol.causes import Cause
-from p2pavg.rounds.protocol.messages import Begun, Committed, Done, Follow, Message, Ready, Stalled
+from p2pavg.rounds.protocol.messages import Begun, Committed, Done, Follow, Message, Prepare, Ready, Stalled
 from p2pavg.rounds.protocol.roles import Seat
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 
 ONE, TWO = (name * 20 for name in (b"a", b"b"))
 FEW, MANY = 8, 32
+LARGE = 40
+MOST_ASKED = 8  # ballots of an epoch in which half of the members are lost: each alone would cost one
 SPARE = 6  # messages of one kind that a member of the larger group may send beyond twice those of the smaller
 LINEAGE = b"l" * 32
 
@@ -206,6 +209,44 @@ def test_no_kind_of_message_grows_as_the_square_of_the_group(fault: str) -> None
         if kind is not Begun:
             assert count / MANY <= 2 * few[kind] / FEW + SPARE, f"{kind.__name__}: {few[kind]}, {count}"
     assert many[Begun] <= 3 * MANY * MANY
+
+
+def die_in_turn(calm: Calm, leader: Node) -> None:
+    """Half of the members, one after the other."""
+    for number, node in enumerate([node for node in calm.nodes if node is not leader][::2]):
+        calm.swarm.world.after(0.01 * number, partial(node.die, "crash"))
+
+
+def break_links(calm: Calm, leader: Node) -> None:
+    """It stands still, and half of its links break meanwhile: it hears of one after the other."""
+    leader.stop()
+    for other in [node for node in calm.nodes if node is not leader][::2]:
+        calm.swarm.reset(leader, other, "no answer")
+        calm.swarm.world.after(0.01, partial(calm.swarm.link, leader, other))
+    calm.swarm.world.after(0.1, leader.go_on)
+
+
+@pytest.mark.parametrize("befall", [die_in_turn, break_links])
+def test_a_leader_that_loses_many_asks_the_others_few_times(befall: Callable[[Calm, Node], None]) -> None:
+    """What befalls members while a leader waits to ask again costs no attempt of its own: the messages of an
+    epoch grow as the group, not as its square.
+    """
+    calm = Calm(LARGE, latency=0.002, step=0.2, chunk_seconds=0.001 / LARGE)
+    calm.epochs(1)
+    calm.run(20.0, calm.transferring)
+    ballots: set[Ballot] = set()
+    send = calm.swarm.send
+
+    def noted(node: Node, peer: PeerId, message: Message) -> None:
+        if isinstance(message, Prepare):
+            ballots.add(message.ballot)
+        send(node, peer, message)
+
+    calm.swarm.send = noted  # type: ignore[method-assign]
+    epoch = max(node.parameters.epoch for node in calm.nodes)
+    befall(calm, calm.leader)
+    calm.epochs(epoch + 1)
+    assert 1 <= len(ballots) <= MOST_ASKED
 
 
 @pytest.mark.parametrize("leader_first", [False, True])
