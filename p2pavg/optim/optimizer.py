@@ -197,7 +197,8 @@ class CollaborativeOptimizer(Accumulating):
             self._flat = LocalSteps(
                 optimizer, self._reference, self._outer, scheduler, options.max_grad_norm, self._masters
             )
-            self._step_supports_amp_scaling = False  # the scaler unscales the gradients of each local step
+            # The scaler unscales the gradients of each local step; of several microbatches that is refused.
+            self._step_supports_amp_scaling = self._outer.accumulate > 1
         self._mirror_inner()
         self._resync = Resync(optimizer, options.resync_epochs)
         self._places = places_of(self._flat.params, modules)

@@ -103,7 +103,7 @@ class Outer:
 
     def terms(self) -> str:
         """What all peers must share, in words."""
-        step = f"lr={self.lr} momentum={self.momentum} nesterov={self.nesterov}"
+        step = f"lr={float(self.lr)} momentum={float(self.momentum)} nesterov={self.nesterov}"
         if self.density is not None:
             step += f" density=1/{round(1 / self.density)}"
         return step if self.fragments == 1 else f"{step} fragments={self.fragments}"

@@ -486,3 +486,19 @@ def test_local_steps_between_averages_can_be_said(swarm: FakeSwarm, monkeypatch:
     assert opt.epoch == 2
     assert aimed == [12, 12, 36]
     opt.close(0)
+
+
+def test_a_scaler_and_several_microbatches_a_step_are_refused(swarm: FakeSwarm) -> None:
+    """Unscaled at every microbatch, the gradients of earlier ones would be divided by the scale again."""
+    model = net()
+    opt = wrap(model, outer=Outer(accumulate=2))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(batch(0)).square().mean()).backward()
+    with pytest.raises(ConfigurationError, match="a GradScaler and Outer"):
+        scaler.step(opt)
+    opt.close(0)
+
+
+def test_equal_numbers_are_equal_terms() -> None:
+    """A peer that says momentum=0 goes with one that says 0.0."""
+    assert Outer(lr=1, momentum=0).terms() == Outer(lr=1.0, momentum=0.0).terms()
