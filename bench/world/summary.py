@@ -1,7 +1,7 @@
 """What runs of `bench.world` came to, into the project's tables: `python -m bench.world.summary FOLDER...`.
 
-Each folder is a run's, with its verdict.json. Writes bench/results/world.json, the picture docs/world.png of
-the first one, and the tables of README.md and docs/world.md.
+Each folder is a run's, with its verdict.json. Writes bench/results/world.json (runs of other seeds stay),
+the picture docs/world.png of the first folder, and the tables of README.md and docs/world.md.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ def main() -> int:
     parser.add_argument("folders", type=Path, nargs="+")
     args = parser.parse_args()
     verdicts = [json.loads((folder / "verdict.json").read_text()) for folder in args.folders]
-    runs = sorted(map(entry, verdicts), key=lambda verdict: verdict["run"]["seed"])
-    (RESULTS / "world.json").write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+    path = RESULTS / "world.json"
+    kept = json.loads(path.read_text())["runs"] if path.exists() else []
+    by_seed = {verdict["run"]["seed"]: entry(verdict) for verdict in [*kept, *verdicts]}
+    path.write_text(json.dumps({"runs": [by_seed[seed] for seed in sorted(by_seed)]}, indent=1) + "\n")
     if pictures := sorted(args.folders[0].glob("page*.png")):
         shutil.copy(pictures[0], ROOT / "docs" / "world.png")
     render_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import platform
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -140,6 +141,8 @@ def losses(folder: Path, run: Run) -> dict[str, Any]:
     found = sorted(folder.glob("*.pt"))
     if not found:
         return {"loss": None}
+    if run.facts["python"] != platform.python_version():  # whose standard library is the text
+        return {"loss": None, "loss_untold": f"the run's text is that of Python {run.facts['python']}"}
     model = world.build()
     before = world.loss(model)
     model.load_state_dict(torch.load(found[0], weights_only=True))
