@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -52,13 +53,15 @@ def test_a_scenario_is_the_swarm_that_was_measured(name: str, model: str) -> Non
 
 
 def test_the_scale_changes_no_prediction_by_much() -> None:
-    """A tenth of bytes and rates takes as long: only the few bytes of slow start differ."""
+    """A tenth of bytes and rates takes as long, but for the round trips until a rate is reached."""
     topology = load("clouds-4")
     sleepers = [Sleeper(host, host[:-1], 100.0, 50) for host in topology.hosts]
     whole = foretell(topology, sleepers, Training(32_768, 56_000_000))
     tenth = foretell(topology.scaled(0.1), sleepers, Training(32_768, 5_600_000))
     assert tenth.calculation == whole.calculation == pytest.approx(40.96)
-    assert tenth.communication == pytest.approx(whole.communication, rel=0.2)
+    assert (
+        0 <= whole.communication - tenth.communication < math.log2(10) * whole.rtt
+    )  # windows double in slow start
     assert whole.transfer.plan == "two-level"
 
 
