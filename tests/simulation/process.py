@@ -70,7 +70,7 @@ class Process:
         self.ill: list[PeerId] = []  # peers that stood still or were cut off when last looked at
         self.jobs: dict[int, Job] = {}
         self.opened: set[int] = set()  # all that ever were
-        self.sent = [0, 0]  # messages in this virtual second: (which, how many)
+        self.sent = [0, 0, 0]  # messages in this virtual second: (which, how many, over how many links)
         self._tick_at: float | None = None
         self.machine = Machine(
             Config(
