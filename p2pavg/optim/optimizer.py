@@ -301,13 +301,7 @@ class CollaborativeOptimizer(Accumulating):
             self._outside.begins(self.param_groups)
         samples = self._microbatches.take(batch_size, passes)
         yields = self._sampling.trained(samples)
-        if self._lockstep:
-            self._retained.weigh(self._training.samples(), samples)
-        epoch = self._update.epoch
         found_inf = self.__dict__.get("found_inf")  # set by a GradScaler
-        if found_inf is not None and self._outer is not None:
-            raise ConfigurationError("a GradScaler and Outer(accumulate=) above 1 do not go together")
-        since = None if found_inf is None else self._scale.check(found_inf, samples, self._flat.sums)
         watched = found_inf is None and self.watches_gradients
         if watched and self._flat.check() and not self._warned:
             self._warned = True
@@ -315,6 +309,12 @@ class CollaborativeOptimizer(Accumulating):
                 "the gradient of a microbatch was changed before step(): other peers do not change theirs; "
                 "to clip the averaged gradient, pass max_grad_norm= instead"
             )
+        if self._lockstep:
+            self._retained.weigh(self._training.samples(), samples)
+        epoch = self._update.epoch
+        if found_inf is not None and self._outer is not None:
+            raise ConfigurationError("a GradScaler and Outer(accumulate=) above 1 do not go together")
+        since = None if found_inf is None else self._scale.check(found_inf, samples, self._flat.sums)
         if not self._flat.pending:
             self._follow_model()
         if half:

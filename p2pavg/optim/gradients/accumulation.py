@@ -68,7 +68,7 @@ class Accumulation:
         self._last: list[Any] = [None, 0, -1]  # of the last hook: gradient, its version before, index
         self._told = False  # of a microbatch without a gradient
         self._quiet: list[int] = []  # the buffers' versions after the last microbatch
-        self._edits = Edits(lambda: self._store.buffers)
+        self._edits = Edits(lambda: self._store)
         self._pointers: list[int] = []  # of the views now installed; shared with the hooks
         self._open_path = open_path
         self.path: GradientPath | None = None
@@ -91,6 +91,7 @@ class Accumulation:
             self._path_of = alone
         self._store = self._new_store()
         self._spare = None
+        self._edits.rebuilt()
         self._pointers[:] = self._store.pointers
         self._moved = False
         for index, param in enumerate(self.params):
@@ -156,6 +157,7 @@ class Accumulation:
             self.repair()
         with torch.no_grad():
             self.before_backward(self._store.buffers)
+        self._edits.begins()
 
     def _displaced(self, index: int) -> bool:
         """Whether parameter `index` has another gradient than its view. index -1: no parameter."""
@@ -212,10 +214,10 @@ class Accumulation:
         """At the end of a microbatch: whether something changed its gradients after the last backward pass.
         Raises ConfigurationError when earlier microbatches are in the same sums. O(1) where nothing did.
         """
-        grad, version, _ = self._last
-        if not self.pending or grad is None or grad._version <= version + 1:
+        grad, version, index = self._last
+        if not self.pending or grad is None:
             return False
-        if not self._edits.found():
+        if not self._edits.noticed(self._store.place(index), version + 1, grad._version):
             return False
         if not self._reached.alone:
             raise ConfigurationError(EDITED)

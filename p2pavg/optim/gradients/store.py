@@ -82,6 +82,21 @@ class Store:
         number, start = self._place[index]
         return self.buffers[number][start : start + self._layout.sizes[index]]
 
+    def places(self, number: int, most: int) -> torch.Tensor:
+        """Indices of about `most` elements of a buffer, spread evenly over each parameter, one at least."""
+        members = [index for index in self._members[number] if self._layout.sizes[index]]
+        each = max(1, most // max(1, len(members)))
+        found: list[int] = []
+        for index in members:
+            size, start = self._layout.sizes[index], self._place[index][1]
+            count = min(each, size)
+            found += [start + (2 * at + 1) * size // (2 * count) for at in range(count)]
+        return torch.tensor(found, dtype=torch.int64, device=self.buffers[number].device)
+
+    def place(self, index: int) -> int:
+        """The number of the buffer that holds parameter `index`."""
+        return self._place[index][0]
+
     def zero(self) -> None:
         for buffer in self.buffers:
             buffer.zero_()

@@ -224,21 +224,63 @@ def masked(model: nn.Module) -> None:
     param.grad[0] = 0
 
 
-@pytest.mark.parametrize("change", [clip(0.1), by_value, masked], ids=["norm", "value", "mask"])
+def through_data(model: nn.Module) -> None:
+    for param in model.parameters():
+        assert param.grad is not None
+        param.grad.data.mul_(0.5)
+
+
+@pytest.mark.parametrize("first", [1, 3, 7])
+@pytest.mark.parametrize(
+    "change", [clip(0.1), by_value, masked, through_data], ids=["norm", "value", "mask", ".data"]
+)
 def test_changing_sums_is_an_error_that_names_the_fix(
-    swarm: FakeSwarm, change: Callable[[nn.Module], None]
+    swarm: FakeSwarm, change: Callable[[nn.Module], None], first: int
 ) -> None:
-    """Clipping, or another change, of sums of microbatches raises within two of them."""
+    """The first clipping, or other change, of sums of microbatches raises at the step() that follows it."""
     model = net()
     opt = wrap(model, target_batch_size=10**6)
-    with pytest.raises(ConfigurationError, match=r"max_grad_norm=.*discard\(\)"):  # noqa: PT012
-        for ids in BATCHES[:3]:
-            backward(model, ids)
-            change(model)
-            opt.step()
+    for number, ids in enumerate(BATCHES):
+        backward(model, ids)
+        if number == first:
+            break
+        opt.step()
+    change(model)
+    with pytest.raises(ConfigurationError, match=r"max_grad_norm=.*discard\(\)"):
+        opt.step()
     opt.discard()
     backward(model, BATCHES[0])
     opt.step()
+
+
+def test_a_change_of_a_large_model_is_found_by_samples(swarm: FakeSwarm) -> None:
+    """Clipping is found in each parameter, where only some elements are remembered."""
+    model = nn.Sequential(*[nn.Linear(40, 40) for _ in range(10)])
+    opt = wrap(model, target_batch_size=10**6)
+    for param in model.parameters():
+        for _ in range(2):
+            model(torch.ones(4, 40)).sum().backward()
+            opt.step()
+        model(torch.ones(4, 40)).sum().backward()
+        assert param.grad is not None
+        param.grad.mul_(0.5)
+        opt._flat._edits.watching[0] = False  # as at the first change
+        with pytest.raises(ConfigurationError, match="max_grad_norm="):
+            opt.step()
+        opt.discard()
+
+
+def test_passes_over_other_parts_of_a_model_are_no_change(
+    swarm: FakeSwarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Several backward passes of a step, over the same parameters or others, draw no error and no warning."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    opt = wrap(model, target_batch_size=64)
+    for number in range(8):
+        for part in [model[0], model[1], model, model[0]][: number % 4 + 1]:
+            part(torch.randn(4, 4)).square().mean().backward()
+        opt.step(batch_size=4)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("change", [clip(float("inf")), clip(1e9)], ids=["infinite", "above the norm"])
@@ -268,6 +310,7 @@ def test_clipping_one_microbatch_alone_is_warned_about_once(
         backward(model, ids)
         clip(0.1)(model)
         opt.step()
+        assert len(caplog.records) == 1  # at the first already
     assert opt.epoch == 8
     assert [record.getMessage().count("max_grad_norm=") for record in caplog.records] == [1]
 
