@@ -11,6 +11,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from p2pavg.errors import ConfigurationError
+from p2pavg.optim import tools
 from p2pavg.optim.gradients.edits import Edits
 from p2pavg.optim.gradients.layout import VectorLayout, exchange_layout
 from p2pavg.optim.gradients.path import GradientPath, PathOpener
@@ -220,7 +221,8 @@ class Accumulation:
         if not self._edits.noticed(self._store.place(index), version + 1, grad._version):
             return False
         if not self._reached.alone:
-            raise ConfigurationError(EDITED)
+            advice = tools.adapter()
+            raise ConfigurationError(EDITED if advice is None else f"{EDITED}; and {advice}")
         return True
 
     def tick(self) -> None:

@@ -5,9 +5,15 @@ from __future__ import annotations
 import logging
 
 from p2pavg.errors import ConfigurationError
+from p2pavg.optim import tools
 from p2pavg.optim.arguments import check_step_fits
 
 log = logging.getLogger("p2pavg.optim")
+SEVERAL = (
+    "call step() after every backward(), without dividing the loss, or pass step(batch_size=n), where the "
+    "gradient of all passes is the mean over n samples, or set opt.samples_per_step = n once; after a batch "
+    "that was interrupted before its step(), call opt.discard() once"
+)
 
 
 class Microbatches:
@@ -27,6 +33,7 @@ class Microbatches:
         self._weighted: list[int] = []  # samples of the losses that were weighted since the last step
         self._settled = False  # a step of the default size has passed all checks
         self._counts_steps = target_batch_size is None  # the default is of a step, whatever its passes
+        self._began = False  # a step has passed all checks
         self._usual: int | None = None  # passes of a step; None: not known, or they differ
         self._told = False  # that they differ
 
@@ -54,10 +61,7 @@ class Microbatches:
             self._weighted = losses
             raise ConfigurationError(
                 f"{passes} backward() passes came before one step(), and batch_size_per_step= is the samples "
-                "of one: call step() after every backward(), without dividing the loss, or pass "
-                "step(batch_size=n), where the gradient of all passes is the mean over n samples, or set "
-                "opt.samples_per_step = n once; after a batch that was interrupted before its step(), call "
-                "opt.discard() once"
+                f"of one: {tools.samples() or SEVERAL}"
             )
         if samples is None and not losses and self._counts_steps:
             self._compare(passes)
@@ -65,7 +69,8 @@ class Microbatches:
             samples = weighted if weighted is not None else self._default
         if samples is None:
             raise ConfigurationError(
-                "step() does not know its samples: pass batch_size_per_step or batch_size="
+                "step() does not know its samples: "
+                f"{tools.samples() or 'pass batch_size_per_step or batch_size='}"
             )
         self._check(samples)
         if self._target is None and not self._sums:
@@ -79,10 +84,16 @@ class Microbatches:
                 f"scale_loss() was told {weighted} samples and step() {samples}; pass the same number"
             )
         if weighted is None and not self._sums and samples != self._unit:
+            if self._began or self._default != self._unit:
+                first = f"step(batch_size={samples}) after steps of {self._unit}: "
+            else:
+                option = "opt.samples_per_step" if self._counts_steps else "batch_size_per_step"
+                first = f"{option}={self._unit}, but step(batch_size={samples}): pass the same number, or "
             raise ConfigurationError(
-                f"step(batch_size={samples}) after steps of {self._unit}: weight uneven microbatches with "
-                "opt.scale_loss(loss, n) before backward(), or use loss_reduction='sum'"
+                f"{first}weight uneven microbatches with opt.scale_loss(loss, n) before backward(), or use "
+                "loss_reduction='sum'"
             )
+        self._began = True
         self._settled = self._sums or self._default == self._unit
         return samples
 

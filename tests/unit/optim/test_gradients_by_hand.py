@@ -434,3 +434,36 @@ def test_a_gradient_that_overflows_when_weighted_is_dropped(
     assert len(told) == 1
     assert sum(report.samples_discarded for report in reports) >= 8
     assert torch.isfinite(vector(model)).all()
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("transformers.trainer", r"\*\*trainer_kwargs\(opt, args\)"),
+        ("lightning.pytorch.trainer.call", "strategy=CollaborativeStrategy"),
+        ("pytorch_lightning.loops.loop", "strategy=CollaborativeStrategy"),
+        ("accelerate.optimizer", "set opt.samples_per_step once"),
+        ("own", r"call step\(\) after every backward\(\)"),
+    ],
+)
+def test_a_tool_without_its_adapter_is_told_of_it(module: str, words: str) -> None:
+    """Where a tool's loop calls step(), the error of several passes names what p2pavg has for that tool."""
+    counting = Microbatches(64, 8, "mean")
+    tool: dict[str, Any] = {"__name__": module}
+    exec("def call(step): step()", tool)
+    with pytest.raises(ConfigurationError, match=f"^4 backward.*{words}"):
+        tool["call"](lambda: counting.take(None, passes=4))
+
+
+def test_a_first_step_of_another_size_names_what_differs() -> None:
+    """step(batch_size=64) beside batch_size_per_step=32 says so; after a step it names the steps."""
+    counting = Microbatches(256, 32, "mean")
+    with pytest.raises(ConfigurationError, match=r"^batch_size_per_step=32, but step\(batch_size=64\): pass"):
+        counting.take(64)
+    assert counting.take(32) == 32
+    with pytest.raises(ConfigurationError, match=r"^step\(batch_size=64\) after steps of 32"):
+        counting.take(64)
+    counting = Microbatches(256, 32, "mean")
+    counting.per_step = 128
+    with pytest.raises(ConfigurationError, match=r"^opt.samples_per_step=128, but step\(batch_size=64\)"):
+        counting.take(64)
