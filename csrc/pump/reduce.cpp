@@ -52,7 +52,7 @@ void Job::contribute(uint32_t rank, uint32_t index, const uint8_t *body) {
         }
         if (!finite) {
             sum.contributions = 0;  // the sum is not finite, and never becomes a result
-            refuse(whose_fault(rank, index, body), "its gradient is not finite");
+            refuse(whose_fault(rank, index, body), "its contribution is not finite");
             return;
         }
     }
@@ -102,7 +102,7 @@ void Job::unite(uint32_t index) {
         }
         if (!p2pavg_sum_encode(terms, count, chunk.count, static_cast<float>(1.0 / total), spec.result_codec,
                                result_of(index))) {
-            refuse(other ? whose_fault(at.partner, index, other.data()) : spec.rank, "its gradient is not finite");
+            refuse(other ? whose_fault(at.partner, index, other.data()) : spec.rank, "its contribution is not finite");
             return;
         }
         crcs_[index] = p2pavg_crc32(0, result_of(index), chunk.result_length);
@@ -157,7 +157,7 @@ bool Job::reduce_local_chunk() {
     const uint32_t index = local_chunks_[next];
     const Chunk &chunk = chunks_[index];
     if (!(spec.gathers ? gather_own(chunk) : mean_of_own(index))) {
-        refuse(spec.rank, "its gradient is not finite");
+        refuse(spec.rank, "its contribution is not finite");
         return true;
     }
     contributions_received_[spec.rank].fetch_add(1);

@@ -121,7 +121,7 @@ bool Stream::load() {
             bool finite = true;
             load_contribution(job, header, finite);
             if (!finite) {
-                item.job->refuse(job.spec.rank, "its gradient is not finite");
+                item.job->refuse(job.spec.rank, "its contribution is not finite");
                 worker_.buffers().give(std::move(out_.buffer));
                 item = {};
                 return false;

@@ -134,6 +134,8 @@ class Peer:
             return
         self._thread = None
         self._finalizer.detach()
+        if self._averager is not None:
+            self._averager.close()
         if self._session is not None:
             error = ClosedError("this peer is closed; build a new one")
             thread.loop.call_soon_threadsafe(_fail, runtime, self._session, error)
@@ -277,26 +279,33 @@ class Peer:
                 numpy arrays, of float32, float16 or bfloat16. Shapes are the same on all peers and in all
                 calls of one peer.
             weight: this peer's weight in the mean, 0 to 1e12.
-            group_size: members to wait for, this peer included; None: all that are in the swarm now, which
-                may be this peer alone.
-            timeout: seconds until the call gives up.
+                A call of weight 0 brings nothing and gets the mean; it waits for somebody who has a weight.
+            group_size: members to wait for, this peer included: no average over fewer is ever returned.
+                None: all that are in the swarm now, which may be this peer alone.
+            timeout: seconds until the call gives up, from its first moment: calls of one peer take turns,
+                and waiting for the turn counts. A round that has begun is brought to its end.
 
         Returns:
             What the round measured.
 
         Raises:
-            RoundFailedError: when the group is not complete in time, or the round failed for good.
+            RoundFailedError: when the group is not complete in time; when somebody failed a round of it; when
+                these tensors hold NaN or infinity, which the others then average without. The tensors are
+                as they were.
             ConfigurationError: for tensors or arguments that cannot work.
             ClosedError: when the peer is closed.
+
+        A call that is cancelled takes back what it declared, at once, and leaves the tensors as they were.
         """
         if not (isinstance(weight, (int, float)) and math.isfinite(weight) and 0 <= weight <= MOST_WEIGHT):
             raise ConfigurationError(f"weight must be a finite number between 0 and 1e12, not {weight!r}")
         if group_size is not None and (type(group_size) is not int or group_size < 1):
             raise ConfigurationError(f"group_size must be an int of at least 1, not {group_size!r}")
+        self._running()
         if self._averager is None:
-            self._averager = Averager(self.compression)
+            self._averager = Averager(self, self.compression)
         with short_turns():
-            return await asyncio.to_thread(self._averager.average, self, tensors, weight, group_size, timeout)
+            return await self._averager.average(tensors, weight, group_size, timeout)
 
     def set_target(self, samples: int | None) -> None:
         """Set how many samples make an epoch from now on.

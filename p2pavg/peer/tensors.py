@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from p2pavg import codecs
-from p2pavg.errors import ConfigurationError, RoundFailedError
+from p2pavg.errors import ClosedError, ConfigurationError, RoundFailedError
 from p2pavg.report import RoundReport
+from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import Average, Contribution, KeepGoing, Snapshot, TrainingSpec
 
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("p2pavg.peer.peer")
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]
+FIRST_PAUSE_S = 0.02  # after a round that came to nothing, and twice as long after each further one
+MOST_PAUSE_S = 0.5
 
 
 class NoState:
@@ -37,44 +43,122 @@ class NoState:
         """Load an empty snapshot: nothing changes."""
 
 
-class Averager:
-    """Carries tensors into a flat float32 vector, through one round, and back."""
+class Call:
+    """One call of `all_reduce`, from its first moment."""
 
-    def __init__(self, compression: str | codecs.Codec) -> None:
+    def __init__(self, tensors: Sequence[Any] | Any, weight: float, size: int | None, timeout: float) -> None:
+        """Raises ConfigurationError for tensors that cannot be averaged. size: of the group."""
+        listed = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+        self.flats = [_Flat.of(tensor) for tensor in listed]
+        self.sizes = tuple(flat.size for flat in self.flats)
+        if not sum(self.sizes):
+            raise ConfigurationError("there is nothing to average: the tensors have no elements")
+        self.weight, self.size, self.timeout = float(weight), size, timeout
+        self.called_off = threading.Event()
+        self._deadline = time.monotonic() + timeout
+
+    def left(self) -> float:
+        """Seconds until the call gives up."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def late(self, why: str) -> RoundFailedError:
+        """The call gives up. why: its last round came to nothing, if one did."""
+        within = f"within {self.timeout:g} s"
+        if why == Cause.NOTHING_TO_AVERAGE.words:
+            return RoundFailedError(
+                f"no peer with a weight above 0 called all_reduce {within}; give one of them a weight, or "
+                f"raise timeout="
+            )
+        return RoundFailedError(
+            f"no group came together {within}{f' (last: {why})' if why else ''}; "
+            f"check that all peers call all_reduce, or raise timeout="
+        )
+
+
+class Averager:
+    """Carries tensors into a flat float32 vector, through one round, and back: one call after the other, on a
+    thread of its own.
+    """
+
+    def __init__(self, peer: Peer, compression: str | codecs.Codec) -> None:
+        self._peer = weakref.proxy(peer)
         self._codec = codecs.get(compression)
         self._session: Session | None = None
         self._vector: F32 = np.empty(0, np.float32)
         self._sizes: tuple[int, ...] = ()
-        self._one_at_a_time = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="p2pavg-all-reduce")
         self._told_alone = False
+        self._told_vain: set[str] = set()  # why rounds came to nothing, since the last average
         self.cpu_seconds = 0.0
 
-    def average(
-        self, peer: Peer, tensors: Sequence[Any] | Any, weight: float, group_size: int | None, timeout: float
+    def close(self) -> None:
+        """Take no further call."""
+        self._thread.shutdown(wait=False)
+
+    async def average(
+        self, tensors: Sequence[Any] | Any, weight: float, group_size: int | None, timeout: float
     ) -> RoundReport:
-        """Average in place; blocks. Arguments and errors are those of `Peer.all_reduce`."""
-        listed = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
-        flats = [_Flat.of(tensor) for tensor in listed]
+        """Average in place. Arguments and errors are those of `Peer.all_reduce`."""
+        call = Call(tensors, weight, group_size, timeout)
+        self._check(call.sizes)
+        try:
+            work = self._thread.submit(self._average, call)
+        except RuntimeError:
+            raise ClosedError("this peer is closed; build a new one") from None
+        done = asyncio.wrap_future(work)
+        done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # told, or not wanted
+        try:
+            await asyncio.wait({done}, timeout=call.left())
+            if not done.done() and work.cancel():
+                raise RoundFailedError(
+                    f"an earlier all_reduce of this peer was under way for all of the {timeout:g} s of this "
+                    f"call; await that one first, or raise timeout="
+                )
+            if not done.done() and self._session is None:
+                call.called_off.set()
+                raise RoundFailedError(
+                    f"this peer had not met the others of the run within {timeout:g} s; raise timeout="
+                )
+            await asyncio.wait({done})
+        except asyncio.CancelledError:
+            if not work.cancel():
+                self._call_off(call)
+                if self._session is not None:  # else it enters the run, and then ends by itself
+                    await asyncio.wait({done})  # a round that has begun reads the tensors
+            raise
+        return done.result()
+
+    def _call_off(self, call: Call) -> None:
+        """Nobody waits for the call, which is under way: it takes back what it declared."""
+        call.called_off.set()
+        if self._session is not None and self._session.called_off is call.called_off:
+            self._session.call_off()
+
+    def _average(self, call: Call) -> RoundReport:
         started = time.thread_time()
-        with self._one_at_a_time:
-            session = self._ready(peer, tuple(flat.size for flat in flats), group_size)
-            direct = flats[0].direct if len(flats) == 1 else None
+        try:
+            session = self._ready(call)
+            if call.called_off.is_set():
+                raise CancelledError
+            session.called_off, session.refusal = call.called_off, ""
+            direct = call.flats[0].direct if len(call.flats) == 1 else None
             vector = self._staging() if direct is None else direct
             if direct is None:
                 at = 0
-                for flat in flats:
+                for flat in call.flats:
                     flat.read(vector[at : at + flat.size])
                     at += flat.size
-            self._round(session, vector, weight, timeout)
+            self._round(session, vector, call)
             if direct is None:
                 at = 0
-                for flat in flats:
+                for flat in call.flats:
                     flat.write(vector[at : at + flat.size])
                     at += flat.size
             report = session.last_report
+        finally:
             self.cpu_seconds += time.thread_time() - started
         assert report is not None
-        if group_size is None and len(report.members) == 1 and not self._told_alone:
+        if call.size is None and len(report.members) == 1 and not self._told_alone:
             self._told_alone = True
             logger.warning(
                 "all_reduce averaged over this peer alone, because no other was in the run when it was "
@@ -87,53 +171,85 @@ class Averager:
             self._vector = np.empty(sum(self._sizes), np.float32)
         return self._vector
 
-    def _ready(self, peer: Peer, sizes: tuple[int, ...], group_size: int | None) -> Session:
+    def _check(self, sizes: tuple[int, ...]) -> None:
+        """Raises ConfigurationError when this peer averages tensors of other sizes."""
+        if self._sizes and sizes != self._sizes:
+            raise ConfigurationError(
+                f"this peer averages tensors of {self._sizes} elements, not {sizes}; "
+                f"use another Peer and run_id for those"
+            )
+
+    def _ready(self, call: Call) -> Session:
+        self._check(call.sizes)
         if self._session is None:
-            numel = sum(sizes)
-            if numel == 0:
-                raise ConfigurationError("there is nothing to average: the tensors have no elements")
-            digest = hashlib.sha256(repr(sizes).encode()).digest()
+            digest = hashlib.sha256(repr(call.sizes).encode()).digest()
             spec = TrainingSpec(
-                target_batch_size=group_size or 1,
-                numel=numel,
+                target_batch_size=call.size or 1,
+                numel=sum(call.sizes),
                 schema=hashlib.sha256(b"tensors" + digest).digest(),
                 initial_digest=digest,
                 compression=self._codec,
                 state=NoState(),
                 weighted=True,
             )
-            self._session = peer.training(spec)
-            self._sizes = sizes
-        if sizes != self._sizes:
-            raise ConfigurationError(
-                f"this peer averages tensors of {self._sizes} elements, not {sizes}; "
-                f"use another Peer and run_id for those"
-            )
-        peer.set_target(group_size)
+            self._session = self._peer.training(spec)
+            self._sizes = call.sizes
+        self._peer.set_target(call.size)
         return self._session
 
-    def _round(self, session: Session, vector: F32, weight: float, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        contribution = Contribution(vector if weight > 0 else None, 1.0, 1, float(weight))
+    def _round(self, session: Session, vector: F32, call: Call) -> None:
+        """Until an average is in the vector. Raises RoundFailedError, and leaves the vector as it was."""
+        contribution = Contribution(vector if call.weight > 0 else None, 1.0, 1, call.weight)
+        least, pause, last = call.size or 1, FIRST_PAUSE_S, ""
         while True:
             if session.samples() == 0:
                 session.count(1)
-            outcome = session.arrive(contribution, max(0.0, deadline - time.monotonic()))
-            if isinstance(outcome, KeepGoing):
-                left = deadline - time.monotonic()
-                if left <= 0 or not session.wait_until_wanted(left):
-                    session.discard("no group came together")
-                    raise RoundFailedError(
-                        f"no group came together within {timeout:.0f} s; "
-                        f"check that all peers call all_reduce, or raise timeout="
-                    )
-                continue
-            start = time.monotonic()
-            if isinstance(outcome, Average) and not outcome.late:
+            session.vain = ""
+            outcome = session.arrive(contribution, call.left())
+            made = isinstance(outcome, Average) and not outcome.late
+            wanted = made and not call.called_off.is_set()
+            if isinstance(outcome, Average) and wanted and outcome.samples >= least:
+                start = time.monotonic()
                 outcome.result.decode_into(vector)
                 session.applied(time.monotonic() - start)
+                self._told_vain.clear()
                 return
-            session.applied(0.0)
+            if not isinstance(outcome, KeepGoing):
+                session.applied(0.0)
+            if session.refusal:
+                session.discard(session.refusal)
+                raise RoundFailedError(
+                    f"this call brought nothing to the average ({session.refusal}), and the tensors are "
+                    f"as they were; look for NaN, infinity, and values too large for weight= or compression="
+                )
+            if call.called_off.is_set():
+                session.discard("the call was cancelled")
+                raise CancelledError
+            if isinstance(outcome, Average) and made:  # of fewer than were asked for
+                report = session.last_report
+                causes = () if report is None else dict.fromkeys(report.causes)
+                last = f"{outcome.samples} of {least} were averaged{': ' * bool(causes)}{', '.join(causes)}"
+                if outcome.hindered:
+                    raise RoundFailedError(
+                        f"the group lost members ({last}), and the tensors are as they were; see to those "
+                        f"peers, and call again"
+                    )
+                continue
+            if session.vain:
+                last = session.vain
+                self._tell_vain(last)
+                call.called_off.wait(min(pause, call.left()))
+                pause = min(2 * pause, MOST_PAUSE_S)
+            if call.left() <= 0 or (
+                isinstance(outcome, KeepGoing) and not session.wait_until_wanted(call.left())
+            ):
+                session.discard("no group came together")
+                raise CancelledError if call.called_off.is_set() else call.late(last)
+
+    def _tell_vain(self, why: str) -> None:
+        if why not in self._told_vain:
+            self._told_vain.add(why)
+            logger.warning("all_reduce got no average (%s); it tries again until its timeout", why)
 
 
 class _Flat:

@@ -84,7 +84,10 @@ class Session:
         self.next_standing = self.standing  # after the outcome that was given last
         self._contributed = 0
         self._failure: BaseException | None = None
-        self._open: tuple[Contribution, Future[Outcome]]  # the last wait
+        self._open: tuple[Contribution, Future[Outcome]] | None = None  # the last wait
+        self.called_off = threading.Event()  # nobody wants the outcome of the wait any more
+        self.refusal = ""  # why no round can have the contribution that was handed in last
+        self.vain = ""  # why the last round came to nothing for good
         self.stop_at: float = math.inf
         self._target = 0
         self._since = time.monotonic()  # of the epoch
@@ -154,6 +157,8 @@ class Session:
             raise self._failure
         answer: Future[Outcome] = Future()
         self._open = contribution, answer
+        if self.called_off.is_set():  # `call_off` may have been too early for this wait
+            timeout = 0.0
         self.at_boundary = True
         try:
             with short_turns():
@@ -168,11 +173,22 @@ class Session:
         """After something interrupted `arrive`: end that wait. KeepGoing, unless a round with the
         contribution has begun; then its outcome, which is to be followed. Raises P2PAvgError.
         """
+        assert self._open is not None
         contribution, answer = self._open
         self._post(self._connected.withdrawn, answer)
         if not _comes(answer, WITHDRAWAL_S):
             logger.warning("the round under way is brought to its end first; interrupt again to give it up")
         return self._given(contribution, answer.result())
+
+    def call_off(self) -> None:
+        """Set `called_off`, and end at once the wait under way, unless a round with its contribution has
+        begun. Any thread.
+        """
+        self.called_off.set()
+        self._word.set()
+        if self._open is not None and not self._open[1].done():
+            with suppress(ClosedError):
+                self._post(self._connected.withdrawn, self._open[1])
 
     def _given(self, contribution: Contribution, outcome: Outcome) -> Outcome:
         self._contributed = contribution.samples
@@ -218,10 +234,14 @@ class Session:
         self._post(self._connected.refused, samples, why)
 
     def wait_until_wanted(self, timeout: float) -> bool:
-        """For whoever has nothing to compute: block until `count` would have said so. False: not in time."""
+        """For whoever has nothing to compute: block until `count` would have said so. False: not in time, or
+        called off.
+        """
         deadline = time.monotonic() + timeout
         while True:
             self._word.clear()
+            if self.called_off.is_set():
+                return False
             if self._wanted():
                 return True
             left = deadline - time.monotonic()

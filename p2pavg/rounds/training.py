@@ -131,6 +131,7 @@ class Average:
     result: EncodedResult  # decoded into bits that are equal on all peers
     note: Note  # of the leader, or of another member when that computed on: the same on all peers
     rank: int = -1  # of this peer among the members; -1: the others made it without this peer
+    hindered: bool = False  # somebody was left out who could not be averaged with, or did wrong
 
 
 @dataclass(frozen=True, slots=True)

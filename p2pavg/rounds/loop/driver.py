@@ -407,4 +407,7 @@ class Driver:
     @guarded
     def job_refused(self, transfer: int, rank: int, why: str) -> None:
         """Engine event."""
+        job = self._jobs.get(transfer)
+        if job is not None and rank == job.rank:
+            self._session.refusal = why
         self.feed(ev.JobRefused(transfer, rank, why))

@@ -20,6 +20,7 @@ from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.measure.gauges import Gauges
 from p2pavg.rounds.measure.recorder import Recorder
 from p2pavg.rounds.protocol import wire
+from p2pavg.rounds.protocol.causes import FORGIVABLE, OFFENCES
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.training import Average
 from p2pavg.transport.links.link import Link
@@ -83,9 +84,11 @@ class Performer:
             case act.Commit():
                 self._commit(action)
             case act.RoundFailed(epoch, why, blamed):
-                logger.warning(
-                    "epoch %d: no average (%s); training goes on, the samples are kept", epoch, why
-                )
+                self._session.vain = why
+                if not self._machine.core.config.weighted:  # else whoever called says what it does about it
+                    logger.warning(
+                        "epoch %d: no average (%s); training goes on, the samples are kept", epoch, why
+                    )
                 self._recorder.round_failed(why, blamed)
                 self._deliveries.stopping = False
                 self._boundary.resume()
@@ -131,6 +134,7 @@ class Performer:
             result=job.encoded(),
             note=commit.note,
             rank=job.rank,
+            hindered=any(cause in OFFENCES - FORGIVABLE for _, cause in commit.failed),
         )
         self._deliveries.put(average, commit)
         self._states.committed(commit, average)

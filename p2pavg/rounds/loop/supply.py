@@ -52,4 +52,4 @@ class Supply:
         elif self._jobs.supply(transfer):
             self._loop.call_later(INTERVAL_S, self._pass_on, transfer, encoding, rank)
         elif self._jobs.get(transfer) is not None and not encoding.finite():
-            self._refused(transfer, rank, "its gradient is not finite")
+            self._refused(transfer, rank, "its contribution is not finite")

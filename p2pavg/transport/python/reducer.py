@@ -15,7 +15,7 @@ class NonFiniteError(ValueError):
     """A value that is not finite would enter the mean. rank: the member that sent it."""
 
     def __init__(self, rank: int) -> None:
-        super().__init__("its gradient is not finite")
+        super().__init__("its contribution is not finite")
         self.rank = rank
 
 
