@@ -57,8 +57,7 @@ def told(rows: Sequence[Mapping[str, Any]], extra: Mapping[str, int]) -> list[st
             lines.append(f"{verdicts[row['fits']]}: a peer takes at most {' and '.join(parts)}.")
     if not lines:
         return ["Whether the model fits is unknown: no report tells what memory peers take."]
-    if added := sum(extra.values()):
-        lines.append(
-            f"Up to {added / _GB:,.1f} GB of these are calculated, for what the reports' run did not do."
-        )
+    added = f"{sum(extra.values()) / _GB:,.1f}"
+    if added != "0.0":
+        lines.append(f"Up to {added} GB of these are calculated, for what the reports' run did not do.")
     return lines

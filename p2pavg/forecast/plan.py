@@ -185,6 +185,7 @@ def _words(figures: dict[str, Any]) -> list[str]:
 def _replayed(judge: Judge, goal: Goal, args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     steps = trace.replay(judge, goal, trace.load(args.trace, judge.inventory), args.join_seconds)
     summary = trace.summary(steps)
+    changes = "1 change costs" if summary["changes"] == 1 else f"{summary['changes']} changes cost"
     lines = [
         f"{step.begin:>9,.0f} s  "
         + (
@@ -197,7 +198,7 @@ def _replayed(judge: Judge, goal: Goal, args: argparse.Namespace) -> tuple[dict[
     ]
     lines.append(
         f"{summary['samples']:,.0f} samples for ${summary['dollars']:,.2f} in {summary['seconds']:,.0f} s; "
-        f"{summary['changes']} changes cost {summary['join_seconds']:,.0f} s of peers' time"
+        f"{changes} {summary['join_seconds']:,.0f} s of peers' time"
     )
     return summary, lines
 

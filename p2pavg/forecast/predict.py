@@ -38,6 +38,7 @@ from p2pavg.report.reading import load as load_reports
 EFFICIENCIES = (0.8, 0.9, 0.95)
 _HARDLY = 0.005  # of the samples/s: for so few more, nobody pays
 _MENTIONED = 0.005  # of the samples: fewer that are discarded are not told of
+NOWHERE = "peers without region="
 _ADDED = re.compile(r"(\d+)x([^@]+)@(.+)")
 
 
@@ -167,11 +168,20 @@ def _swarm(
         if (i, j) not in links and ends in by_region:
             links[i, j] = by_region[ends]
         elif (i, j) not in links and max(i, j) >= len(there):
-            raise ConfigurationError(
-                f"no link between {ends[0]!r} and {ends[1]!r} is known; measure it with 'p2pavg bench net' "
-                "and name it in --inventory"
-            )
+            raise ConfigurationError(_unknown(*ends))
     return Swarm(members, links).only(kept)
+
+
+def _unknown(one: str, other: str) -> str:
+    if one and other:
+        return (
+            f"no link between {one!r} and {other!r} is known; measure it with 'p2pavg bench net' and name it "
+            "in --inventory"
+        )
+    return (
+        f"the peers of these reports told no region, so that their links to {one or other!r} are not known: "
+        "start them with region=, and take the reports of that run"
+    )
 
 
 def _added(text: str, inventory: Inventory | None, evidence: Evidence) -> list[PeerProfile]:
@@ -274,7 +284,7 @@ def _hides_from(job: Workload, swarm: Swarm, terms: _Terms) -> dict[str, int]:
 
 def _words(figures: Mapping[str, Any], found: EpochForecast) -> list[str]:
     low, high = figures["interval"]
-    parts = ", ".join(f"{region or 'unnamed'} {share:.0%}" for region, share in figures["parts"].items())
+    parts = ", ".join(f"{region or NOWHERE} {share:.0%}" for region, share in figures["parts"].items())
     lines = [
         f"{figures['samples_per_second']:,.1f} samples/s ({low:,.1f} to {high:,.1f}), "
         f"{figures['peers']} peers: an epoch of {found.total:.2f} s, {found.calculation:.2f} calculation and "
@@ -305,6 +315,6 @@ def _words(figures: Mapping[str, Any], found: EpochForecast) -> list[str]:
         cost = "" if row["dollars_per_million"] is None else f", {row['dollars_per_million']:+.0%} $ a sample"
         least = -_HARDLY if (row["dollars_per_million"] or 0.0) < 0 else 0.0
         verdict = "leave it out" if row["samples_per_second"] > least else "keep it"
-        where = row["region"] or "unnamed"
+        where = row["region"] or NOWHERE
         lines.append(f"Without {where}: {row['samples_per_second']:+.0%} samples/s{cost}: {verdict}.")
     return lines

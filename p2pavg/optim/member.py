@@ -28,6 +28,7 @@ from p2pavg.optim.updates.buffers import AveragedBuffers
 from p2pavg.optim.updates.resync import Resync
 from p2pavg.optim.updates.update import HALF_CHANGED, Update
 from p2pavg.optim.wrapper import Wrapper
+from p2pavg.peer.notice import tell
 from p2pavg.peer.peer import Peer
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.state.saver import Saving
@@ -112,7 +113,7 @@ class RunWrapper(Wrapper):
         if self._masters is not None:
             self._masters.round()
             self._masters.publish()
-        log.info("going on from %s", found.path)
+        tell("resumed at epoch %d from %s", found.state.epoch, found.path.parent)
         return RunStart(found.state.epoch, found.state.lineage, found.history)
 
     def _specify(self, start: RunStart | None) -> TrainingSpec:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from p2pavg.cli import main
+from p2pavg.forecast import fit
 from p2pavg.forecast.evidence import from_reports
 from p2pavg.forecast.inventory import EXAMPLE
 from p2pavg.launch import swarm_file
@@ -343,6 +344,37 @@ def test_the_example_of_the_help_is_an_inventory(tmp_path: Path, capsys: pytest.
     path.write_text(EXAMPLE)
     found = figures(capsys, "plan", str(path), "--most-samples-per-second", "--dollars-per-hour", "5")
     assert found["peers"]["T4@us-central1"] >= 1
+
+
+def test_a_run_without_regions_is_told_in_words(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where peers told no region: whose parts they are, and why a link to a newcomer is not known."""
+    told = tmp_path / "nowhere.jsonl"
+    dumped = [one.to_json() for one in reports(10, 4)]
+    told.write_text("".join(f"{one}\n" for one in dumped).replace('"eu"', '""').replace('"us"', '""'))
+    code, out, _ = run(capsys, "predict", "--from", str(told), "--delay")
+    assert code == 0
+    assert "Parts: peers without region= 100%." in out
+    code, _, err = run(capsys, "predict", "--from", str(told), "--inventory", files[1], "--add", "2x50@aus")
+    assert code == 2
+    assert "told no region, so that their links to 'aus' are not known: start them with region=" in err
+
+
+def test_nothing_calculated_and_one_change_read_well(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What rounds to 0.0 GB is left out, and one change costs."""
+    rows: list[dict] = [{"type": "T4", "device_peak": 1e9, "device": 2e9, "fits": True}]
+    rows[0] |= {"host_peak": 0, "host": 0}
+    assert len(fit.told(rows, {"device": 49_000_000})) == 1
+    assert "Up to 0.1 GB" in fit.told(rows, {"device": 51_000_000})[-1]
+    trace = tmp_path / "trace.csv"
+    trace.write_text("0,T4@eu,4\n3600,T4@eu,4\n")
+    words = ("--most-samples-per-second", "--dollars-per-hour", "1", "--trace", str(trace))
+    code, out, _ = run(capsys, "plan", files[1], *words)
+    assert code == 0
+    assert "; 1 change costs " in out
 
 
 MOST = ("plan", "OFFERS", "--most-samples-per-second")

@@ -14,6 +14,9 @@ SEVERAL = (
     "gradient of all passes is the mean over n samples, or set opt.samples_per_step = n once; after a batch "
     "that was interrupted before its step(), call opt.discard() once"
 )
+UNEVEN = (
+    "weight uneven microbatches with opt.scale_loss(loss, n) before backward(), or use loss_reduction='sum'"
+)
 
 
 class Microbatches:
@@ -85,13 +88,10 @@ class Microbatches:
             )
         if weighted is None and not self._sums and samples != self._unit:
             if self._began or self._default != self._unit:
-                first = f"step(batch_size={samples}) after steps of {self._unit}: "
-            else:
-                option = "opt.samples_per_step" if self._counts_steps else "batch_size_per_step"
-                first = f"{option}={self._unit}, but step(batch_size={samples}): pass the same number, or "
+                raise ConfigurationError(f"step(batch_size={samples}) after steps of {self._unit}: {UNEVEN}")
+            option = "opt.samples_per_step" if self._counts_steps else "batch_size_per_step"
             raise ConfigurationError(
-                f"{first}weight uneven microbatches with opt.scale_loss(loss, n) before backward(), or use "
-                "loss_reduction='sum'"
+                f"{option}={self._unit}, but step(batch_size={samples}): pass the same number, or {UNEVEN}"
             )
         self._began = True
         self._settled = self._sums or self._default == self._unit

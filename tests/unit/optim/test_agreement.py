@@ -288,9 +288,11 @@ def test_no_copy_of_swapped_weights(swarm: FakeSwarm, how: str) -> None:
 
 
 def test_a_checkpoint_that_is_due_while_weights_are_swapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An evaluation with other weights begins when a checkpoint is due: it holds the run's weights."""
+    """An evaluation with other weights begins when a checkpoint is due: it holds the run's weights, and who
+    resumes from it says so.
+    """
     looked = threading.Event()
     nap = snapshot.time.sleep
 
@@ -331,6 +333,11 @@ def test_a_checkpoint_that_is_due_while_weights_are_swapped(
         found = saved.checkpoints.newest()
     assert found is not None
     assert found.state.epoch == 1
+    with (
+        caplog.at_level("INFO"),
+        wrap(net(), initial_peers=[], listen="127.0.0.1:0", checkpoint_dir=tmp_path),
+    ):
+        assert f"resumed at epoch 1 from {tmp_path}" in caplog.messages
     written = unpack(found.state.meta["parameters"], found.state.buffers["parameters"])
     for value, param in zip(written, params, strict=True):
         assert torch.equal(value, param)
