@@ -60,7 +60,8 @@ def consumed(run: Run) -> dict[int, list[tuple[int, int]]]:
 
 
 def count_indices(run: Run) -> dict[str, Any]:
-    """indices_doubled: in two averages. indices_lost: in none, though the averages since went past them.
+    """indices_doubled: in two averages. indices_lost: in none, though the averages since went past them; not
+    those that the first averages jumped over, where peers that begin at once draw far apart.
     indices_untrained: in averages more often than scripts trained on them. averages_misnamed: with other
     numbers of samples than indices.
     """
@@ -72,8 +73,9 @@ def count_indices(run: Run) -> dict[str, Any]:
         index for life in run.lives for step in life.of("took") for index in step["indices"]
     )
     last = max(by_epoch, default=0)
-    settled = [pair for epoch, pairs in by_epoch.items() if epoch <= last - SETTLES for pair in pairs]
-    frontier = max((number * SAMPLES + at for number, at in settled), default=-1) + 1
+    settled = max((epoch for epoch in by_epoch if epoch <= last - SETTLES), default=None)
+    pairs = by_epoch[settled] if settled is not None else []
+    frontier = max((number * SAMPLES + at for number, at in pairs), default=-1) + 1
     places = {number * SAMPLES + at for number, at in held}
     misnamed = [
         epoch

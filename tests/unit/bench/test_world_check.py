@@ -96,6 +96,16 @@ def test_a_sound_run_is_found_sound(logs: Logs) -> None:
     assert efficiency(run)["step_efficiency"] == 1.0
 
 
+def test_what_a_beginning_far_apart_jumped_over_is_not_lost(logs: Logs) -> None:
+    """The first average also took positions near the end of the pass."""
+    for reports in logs.reports.values():
+        reports[0]["consumed"] = [[0, SAMPLES - 2 * BATCH, SAMPLES]]
+        reports[1]["consumed"].append([0, 0, 2 * BATCH])
+    counted = count_indices(logs.read())
+    assert counted["indices_lost"] == 0
+    assert 0 < counted["indices_settled"] < SAMPLES // 2
+
+
 def test_other_bits_are_found(logs: Logs) -> None:
     """One peer's parameters after one average."""
     theta = [event for event in logs.logs["two"] if event["t"] == "theta"][3]
