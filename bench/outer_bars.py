@@ -33,7 +33,7 @@ from typing import Any
 
 from p2pavg.bench.options import positive_int
 from p2pavg.bench.outer.verb import interval
-from p2pavg.bench.result import add_output_options, emit_sections
+from p2pavg.bench.result import add_section_options, emit_sections
 
 HOMES = str(Path(__file__).with_name("two_homes.toml"))
 Figures = dict[str, Any]
@@ -233,7 +233,7 @@ SECTIONS = {
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
+    add_section_options(parser, SECTIONS)
     parser.add_argument("--seeds", type=positive_int, default=8, help="of every comparison of losses")
     parser.add_argument("--params", type=positive_int, default=30_000, help="of the model")
     parser.add_argument("--sent-params", type=positive_int, default=4_000_000, help="where bytes are counted")
@@ -241,7 +241,6 @@ def main() -> None:
     parser.add_argument("--outer-steps", type=positive_int, default=60)
     parser.add_argument("--peers", type=positive_int, default=2, help="of tune")
     parser.add_argument("--averages", type=positive_int, nargs="+", default=[300])
-    add_output_options(parser, plot=False)
     args = parser.parse_args()
     emit_sections(args, SECTIONS)
 

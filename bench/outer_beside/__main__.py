@@ -27,7 +27,7 @@ from typing import Any
 from bench.outer_bars import spread
 from p2pavg.bench.options import positive_int
 from p2pavg.bench.outer.pace import Pace
-from p2pavg.bench.result import add_output_options, emit_sections
+from p2pavg.bench.result import add_section_options, emit_sections
 from p2pavg.bench.workers import WorkerError, Workers
 
 HERE = Path(__file__).resolve()
@@ -174,7 +174,7 @@ def main() -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--torchft", metavar="PYTHON", required=True, help="an interpreter that has torchft")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
+    add_section_options(parser, SECTIONS)
     parser.add_argument("--seeds", type=positive_int, default=3)
     parser.add_argument("--params", type=positive_int, default=30_000, help="of the model that learns")
     parser.add_argument("--sent-params", type=positive_int, default=2_000_000, help="of the one in the lab")
@@ -184,7 +184,6 @@ def main() -> int:
     parser.add_argument("--lr", type=float, default=1e-2, help="of the local steps")
     parser.add_argument("--outer-lr", type=float, default=0.7)
     parser.add_argument("--momentum", type=float, default=0.9)
-    add_output_options(parser, plot=False)
     args = parser.parse_args()
     emit_sections(args, SECTIONS)
     return 0

@@ -32,7 +32,7 @@ from p2pavg.allreduce.choosing import flat, two_levels
 from p2pavg.bench.allreduce import verb
 from p2pavg.bench.options import at_least, positive_int
 from p2pavg.bench.plans.predicting import inputs, names_of_groups
-from p2pavg.bench.result import add_output_options, emit_sections
+from p2pavg.bench.result import add_section_options, emit_sections
 from p2pavg.lab.topology import load
 
 Figures = dict[str, Any]
@@ -194,10 +194,9 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], Figures]] = {
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
+    add_section_options(parser, SECTIONS)
     parser.add_argument("--turns", type=positive_int, default=2, help="of each of two plans (default 2)")
     parser.add_argument("--scale", type=at_least(1e-4), default=1.0, help="of all vectors (default 1)")
-    add_output_options(parser, plot=False)
     with paths_of_its_own():
         emit_sections(parser.parse_args(), SECTIONS)
 

@@ -61,9 +61,16 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def emit_sections(
-    args: argparse.Namespace, sections: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]]
-) -> None:
+Sections = Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]]
+
+
+def add_section_options(parser: argparse.ArgumentParser, sections: Sections) -> None:
+    """Add `--only SECTION...` and `--json PATH`, for `emit_sections`."""
+    parser.add_argument("--only", nargs="+", choices=sections, default=list(sections), metavar="SECTION")
+    add_output_options(parser, plot=False)
+
+
+def emit_sections(args: argparse.Namespace, sections: Sections) -> None:
     """Measure the sections that `args.only` names, and emit all figures: a section that is not measured now
     stays in the file of `args.json` as it was.
     """

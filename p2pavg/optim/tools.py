@@ -25,16 +25,12 @@ def adapter() -> str | None:
     """How to hand the optimizer to the tool that calls now, whose loop needs more than that. None: there is
     no such tool, or it was done.
     """
-    advice = _advice()
+    advice = samples()
     return None if advice == PREPARED else advice
 
 
 def samples() -> str | None:
     """How the tool that calls now lets the optimizer know a step's samples. None: there is no such tool."""
-    return _advice()
-
-
-def _advice() -> str | None:
     names = set()
     frame: FrameType | None = sys._getframe()
     while frame is not None:

@@ -107,22 +107,6 @@ def test_what_is_written_into_the_model_is_moved(swarm: FakeSwarm) -> None:
     opt.close(0)
 
 
-def test_parameters_that_are_not_finite_begin_at_the_swarms(swarm: FakeSwarm) -> None:
-    """NaN in the model is dropped with its samples, by name, and training goes on from θ_ref."""
-    model = net()
-    opt = wrap(model)
-    train(model, opt, range(3))
-    with torch.no_grad():
-        next(model.parameters()).fill_(float("nan"))
-    train(model, opt, range(3, 4))
-    assert swarm.discarded == [(16, "the parameters of this peer became non-finite")]
-    assert torch.equal(vector(model), vector(net()))
-    train(model, opt, range(4, 8))
-    assert opt.epoch == 1
-    assert bool(torch.isfinite(vector(model)).all())
-    opt.close(0)
-
-
 @pytest.mark.parametrize("offloaded", [(True, True), (True, False), (False, True)])
 def test_a_run_goes_on_with_offload_or_without(apart: None, offloaded: tuple[bool, bool]) -> None:
     """A state_dict of either is loaded by either: the same θ_ref, and the same next outer step."""

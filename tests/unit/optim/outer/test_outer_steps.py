@@ -230,10 +230,11 @@ def test_healing_goes_on_from_the_swarms_state(swarm: FakeSwarm, monkeypatch: py
         each.close(0)
 
 
-def test_non_finite_moves_never_leave_a_peer(swarm: FakeSwarm, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("offload", [False, True])
+def test_non_finite_moves_never_leave_a_peer(swarm: FakeSwarm, offload: bool) -> None:
     """A peer whose parameters became NaN drops its samples, by name, and goes on from the swarm's."""
     model = net()
-    opt = wrap(model)
+    opt = wrap(model, offload_optimizer=offload)
     train(model, opt, range(3))
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
