@@ -1,4 +1,4 @@
-"""The tables of README.md and of three pages of docs: `python -m bench.tables [--check]`.
+"""The tables of README.md and of four pages of docs: `python -m bench.tables [--check]`.
 
 A table stands between `<!-- numbers: NAME -->` and `<!-- end -->`; the words around it are written by hand.
 To renew a figure, run its script with --json bench/results/FILE and then this one. `p2pavg bench VERB` goes
@@ -21,11 +21,15 @@ from bench.tables.networks import beside, lab_truth, line_rate, pump_loopback, v
 from bench.tables.plans import plans
 from bench.tables.readme import readme
 from bench.tables.results import ROOT
+from bench.tables.scenarios import scenarios
 from bench.tables.swarms import faults, same_training, security
 from bench.tables.verbs import benches, idle, others
 from bench.tables.world import world, world_first, world_others
 
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in ("numbers.md", "topologies.md", "world.md")))
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("forecast.md", "numbers.md", "topologies.md", "world.md")),
+)
 PLACE = re.compile(r"(<!-- numbers: ([a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -48,6 +52,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "idle": idle,
     "faults": faults,
     "others": others,
+    "scenarios": scenarios,
     "world": world,
     "world_first": world_first,
     "world_others": world_others,

@@ -40,16 +40,21 @@ def emit(
 
     result: JSON data; `environment()` is added under "environment". draw: draws on a matplotlib Figure.
     """
-    document = {**result, "environment": environment()}
     if args.json == "-":
-        print(json.dumps(document, allow_nan=False))
+        print(json.dumps({**result, "environment": environment()}, allow_nan=False))
     else:
         for line in lines:
             print(line)
-        if args.json is not None:
-            Path(args.json).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        keep(args, result)
     if draw is not None and getattr(args, "plot", None) is not None:
         save_plot(args.plot, draw)
+
+
+def keep(args: argparse.Namespace, result: Mapping[str, Any]) -> None:
+    """Write `result` where --json says, if that is a file: a benchmark that goes on may yet fail."""
+    if args.json not in (None, "-"):
+        document = {**result, "environment": environment()}
+        Path(args.json).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -17,7 +17,7 @@ from p2pavg.report.reading import load
 
 WORKER = "p2pavg.bench.scenario.worker"
 WARM_UP = 2  # epochs that are not measured: the first peers train while others join, and links are cold
-_SLOWEST_EPOCH_S = 600.0
+SLOWEST_EPOCH_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +145,13 @@ def replay_of(
     epochs: int,
     *,
     environment: Mapping[str, str] | None = None,
+    slowest_epoch_s: float = SLOWEST_EPOCH_S,
     **more: Any,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Peers of any system, WARM_UP epochs first: what each answered to `train`, and the router's lateness.
 
-    argv: a command that speaks as `worker` does, which it is without one. more: for its `start`.
+    argv: a command that speaks as `worker` does, which it is without one. slowest_epoch_s: of an epoch, on
+    average: after that peers are to answer with what they have. more: for their `start`.
     """
     network = among(topology, [sleeper.host for sleeper in sleepers])
     told = [
@@ -157,8 +159,11 @@ def replay_of(
     ]
     with Workers(len(sleepers), WORKER, topology=network, environment=environment, argv=argv) as workers:
         workers.join(sleepers=told, run_id="replay", **asdict(training), **more)
-        deadline_s = _SLOWEST_EPOCH_S * (epochs + WARM_UP)
-        answers = workers.all(deadline_s=deadline_s, do="train", epochs=epochs + WARM_UP)
+        seconds = slowest_epoch_s * (epochs + WARM_UP)
+        answers = workers.all(
+            deadline_s=seconds + SLOWEST_EPOCH_S, do="train", epochs=epochs + WARM_UP, seconds=seconds
+        )
         lab = workers.lab_verdict()["lab"]
-        workers.all(deadline_s=START_DEADLINE_S, do="leave")
+        if argv is None:  # whose reports are written when it leaves
+            workers.all(deadline_s=START_DEADLINE_S, do="leave")
     return answers, lab

@@ -10,10 +10,12 @@ import pytest
 
 from p2pavg.bench.__main__ import main
 from p2pavg.bench.scenario import replay as replay_module
+from p2pavg.bench.scenario import verb
 from p2pavg.bench.scenario.foretell import foretell
 from p2pavg.bench.scenario.published import MODELS, SCENARIOS, TARGET
 from p2pavg.bench.scenario.replay import Sleeper, Training, among
-from p2pavg.bench.scenario.verb import peers
+from p2pavg.bench.scenario.verb import peers, under_hivemind
+from p2pavg.bench.workers import WorkerError
 from p2pavg.errors import P2PAvgError
 from p2pavg.lab.topology import load
 from tests.forecast.swarms import report
@@ -96,3 +98,45 @@ def test_a_replay_without_a_whole_round_is_refused(monkeypatch: pytest.MonkeyPat
     assert [one.epoch for one in kept.first] == [2, 3]
     assert kept.samples_per_second == pytest.approx(200 / 8.03, rel=0.01)
     assert len((tmp_path / "kept.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_hivemind_that_fails_is_told_beside_our_own_figures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A failure of the other system is a reason in the result, which is written before that system begins."""
+    found, python = tmp_path / "found.json", tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.touch()
+    figures = {"measured_epoch_s": 31.0, "measured_communication_s": 5.0, "bytes_between_regions": 1e6}
+    monkeypatch.setattr(verb, "replay", lambda *_: None)
+    monkeypatch.setattr(verb, "replayed", lambda _: {**figures, "lab": {"void": False}})
+
+    def fails(*_: object, **__: object) -> object:
+        assert json.loads(found.read_text())["measured_epoch_s"] == 31.0
+        raise WorkerError("worker 3 ended with code 1")
+
+    monkeypatch.setattr(verb, "replay_of", fails)
+    assert main(["scenario", "E-C", "--hivemind", str(tmp_path), "--json", str(found)]) == 0
+    told = json.loads(found.read_text())
+    assert told["hivemind_failed"] == "worker 3 ended with code 1"
+    assert (told["measured_epoch_s"], told["hivemind_epoch_s"]) == (31.0, None)
+
+
+def test_hivemind_epochs_are_those_that_all_peers_ended() -> None:
+    """Peers that jump over an epoch, or end at different ones, leave those epochs that all have."""
+    one = {"ends": {"1": 5.0, "2": 10.0, "3": 20.0, "4": 31.0, "5": 40.0}, "groups": {"3": [2], "4": [0]}}
+    other = {"ends": {"2": 11.0, "3": 19.0, "4": 30.0}, "groups": {"2": [2], "3": [2], "4": [2]}}
+    found = under_hivemind([one, other])
+    assert found["hivemind_epoch_seconds"] == [9.0, 11.0]
+    assert found["hivemind_averages_by_peers"] == {"0": 1, "2": 3}
+    assert "they came to 5, 1" in under_hivemind([one, {"ends": {"1": 6.0}}])["hivemind_failed"]
+    assert "came to 0, 0" in under_hivemind([{"ends": {}}, {"ends": {}}])["hivemind_failed"]
+
+
+def test_a_virtual_environment_without_python_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Before anything runs."""
+    with pytest.raises(SystemExit):
+        main(["scenario", "E-C", "--hivemind", str(tmp_path)])
+    assert "name a virtual environment that has hivemind" in capsys.readouterr().err
