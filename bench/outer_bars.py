@@ -230,7 +230,7 @@ SECTIONS = {
 }
 
 
-def main() -> None:
+def main() -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     add_section_options(parser, SECTIONS)
@@ -242,8 +242,8 @@ def main() -> None:
     parser.add_argument("--peers", type=positive_int, default=2, help="of tune")
     parser.add_argument("--averages", type=positive_int, nargs="+", default=[300])
     args = parser.parse_args()
-    emit_sections(args, SECTIONS)
+    return emit_sections(args, SECTIONS)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -185,8 +185,7 @@ def main() -> int:
     parser.add_argument("--outer-lr", type=float, default=0.7)
     parser.add_argument("--momentum", type=float, default=0.9)
     args = parser.parse_args()
-    emit_sections(args, SECTIONS)
-    return 0
+    return emit_sections(args, SECTIONS)
 
 
 if __name__ == "__main__":

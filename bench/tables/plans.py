@@ -6,6 +6,7 @@ from typing import Any
 
 from bench.tables.markdown import Row, number, table
 from bench.tables.results import measured, result
+from p2pavg.bench.result import FAILED
 
 
 def plans() -> str:
@@ -13,10 +14,11 @@ def plans() -> str:
     content = result("plans")
     if content is None:
         return ""
-    found = [each for name, rows in content.items() if name != "environment" for each in rows]
+    found = [each for name, rows in content.items() if name not in ("environment", FAILED) for each in rows]
     rows: list[Row] = [[each["what"], _bar(each), _found(each)] for each in found]
     late = any(each.get("late") for each in found)
     note = " The lab's router was late where a figure is marked with *." if late else ""
+    note += "".join(f" {name} failed: {why}." for name, why in content.get(FAILED, {}).items())
     return table(["what", "bar", "measured"], rows) + f"\n{measured(content)}.{note}\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def emit(
         print(json.dumps({**result, "environment": environment()}, allow_nan=False))
     else:
         for line in lines:
-            print(line)
+            print(line, flush=True)
         keep(args, result)
     if draw is not None and getattr(args, "plot", None) is not None:
         save_plot(args.plot, draw)
@@ -67,6 +68,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 Sections = Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]]
+FAILED = "failed"  # in the result of a benchmark of sections: why a section has no figures, by its name
 
 
 def add_section_options(parser: argparse.ArgumentParser, sections: Sections) -> None:
@@ -75,13 +77,32 @@ def add_section_options(parser: argparse.ArgumentParser, sections: Sections) -> 
     add_output_options(parser, plot=False)
 
 
-def emit_sections(args: argparse.Namespace, sections: Sections) -> None:
-    """Measure the sections that `args.only` names, and emit all figures: a section that is not measured now
-    stays in the file of `args.json` as it was.
+def emit_sections(args: argparse.Namespace, sections: Sections) -> int:
+    """Measure the sections that `args.only` names, and emit the figures of each as soon as it is measured. In
+    the file of `args.json` stays, as it was, what is not measured now: other sections, and all from an
+    interrupt on.
+
+    A section that fails is named under FAILED with the reason, and the next one follows. Returns 1 then, for
+    the exit code, else 0.
     """
     path = Path(args.json) if args.json and args.json != "-" else None
     figures: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.exists() else {}
     figures.pop("environment", None)
+    failed: dict[str, str] = figures.pop(FAILED, {})
     for name in args.only:
-        figures |= sections[name](args)
-    emit(args, figures, [f"{name}: {value}" for name, value in figures.items()])
+        failed.pop(name, None)
+        found: dict[str, Any] = {}
+        try:
+            found = sections[name](args)
+        except Exception as error:
+            traceback.print_exc()
+            failed[name] = f"{type(error).__name__}: {error}"
+        figures |= found
+        if args.json != "-":
+            lines = [f"{key}: {value}" for key, value in found.items()]
+            if name in failed:
+                lines.append(f"{name}: failed: {failed[name]}")
+            emit(args, figures | ({FAILED: failed} if failed else {}), lines)
+    if args.json == "-":
+        emit(args, figures | ({FAILED: failed} if failed else {}), ())
+    return int(not failed.keys().isdisjoint(args.only))

@@ -31,6 +31,7 @@ def test_the_table_marks_what_misses_its_bar_and_where_the_lab_was_late(
     content: dict[str, Any] = {
         "lockstep": [row("seconds", 1.5, 1.3, most=True, late=True)],
         "uplinks": [row("times", 2.8, 2.7, most=False, late=False)],
+        "failed": {"clouds": "a worker ended"},
         "environment": {"date": "2026-01-01T00:00", "cores": 2, "cpu": "CPU", "load_1min": 0.5},
     }
     monkeypatch.setattr(results, "RESULTS", tmp_path)
@@ -40,6 +41,7 @@ def test_the_table_marks_what_misses_its_bar_and_where_the_lab_was_late(
     assert "| seconds | ≤ 1.3 | **1.5*** |" in told.replace("1.30", "1.3").replace("1.50", "1.5")
     assert "| times | ≥ 2.7 | 2.8 |" in told.replace("2.70", "2.7").replace("2.80", "2.8")
     assert "late" in told
+    assert "clouds failed: a worker ended." in told
 
 
 def test_first_rounds_are_measured_over_networks_that_exist() -> None:
