@@ -4,6 +4,7 @@ wins.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import Discarded, Orphaned, Resume, StartHeal, StopHeal, TraceKind
@@ -24,6 +25,7 @@ RETRY_S = 0.5  # seconds before another try, after no donor could give the state
 DOUBT_S = 8.0
 MOST_DOUBLINGS = 7  # of DOUBT_S
 MOST_DOUBTS = 64  # peers, beyond which those without a link are forgotten
+FIRST_ASKED = 4  # of a winning camp, about a ballot that is held here; the others when none of these answers
 ALONE_S = 5.0  # seconds after which a joiner that sees nobody with a state says so
 
 
@@ -123,12 +125,22 @@ class Healing:
             core.arm(Timer.HEAL, min(until for _, until in self._doubts.values() if core.now < until))
 
     def _ask(self, camp: Camp) -> None:
-        """Ask the peers ahead of this one what became of the ballot that it holds."""
+        """Ask some of the peers ahead of this one what became of the ballot that it holds."""
+        if Timer.ASK not in self.core.timers:
+            self._ask_first(self._unasked(camp) or self._donors(camp), FIRST_ASKED)
+
+    def _ask_first(self, peers: Sequence[PeerId], most: int | None) -> None:
+        """most: how many of them; None: all."""
         core = self.core
-        if Timer.ASK not in core.timers:
-            donors = self._donors(camp)
-            self.machine.member.inquire(donors)
-            core.arm(Timer.ASK, core.now + max(core.deadlines.answer(peer) for peer in donors))
+        self.machine.member.inquire(peers[:most])
+        core.arm(Timer.ASK, core.now + max(core.deadlines.answer(peer) for peer in peers[:most]))
+
+    def _unasked(self, camp: Camp) -> list[PeerId]:
+        """Those that were not asked about the ballot that is held here; first its members, who know most."""
+        held = self.core.holding
+        assert held is not None
+        donors = [peer for peer in self._donors(camp) if peer not in held.asked]
+        return sorted(donors, key=lambda peer: peer not in held.voters)
 
     def on_orphaned_timer(self) -> None:
         """Members have answered, and are gone: a run of this peer alone would go another way than theirs."""
@@ -144,7 +156,12 @@ class Healing:
         if held is not None and (committed or self._is_decided_soon()):
             core.arm(Timer.ASK, core.now + core.deadlines.answer(held.ballot.leader))
             return  # the leader decides, or the ballot is committed and the rest of its result is coming
-        self._give_up()
+        mine, best = self._winner()
+        others = self._unasked(best) if held is not None and best.epoch > mine.epoch else ()
+        if others:
+            self._ask_first(others, None)
+        else:
+            self._give_up()
 
     def _is_decided_soon(self) -> bool:
         """The whole result is here, as the leader was told, and that leader's word is waited for: it may have

@@ -316,6 +316,7 @@ class Machine:
             Timer.QUERY: self.succession.on_query_timer,
             Timer.INQUIRE: self.succession.on_inquire_timer,
             Timer.ADRIFT: self.succession.on_query_timer,
+            Timer.LINKS: self.peers.on_links_timer,
             Timer.ASK: self.healing.on_ask_timer,
             Timer.HEAL: self.healing.on_heal_timer,
             Timer.ORPHANED: self.healing.on_orphaned_timer,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import LEFT, TraceKind
 from p2pavg.rounds.machine.events import Apart, Health, Moved, PeerDown, PeerHealth, PeerUp
-from p2pavg.rounds.machine.rules.deadlines import ADRIFT_S, LOOP_LIMIT, SILENCE_FLOOR, Timer
+from p2pavg.rounds.machine.rules.deadlines import ADRIFT_S, LINKS_TOLD, LOOP_LIMIT, SILENCE_FLOOR, Timer
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.messages import Departing, Prepare, Progress, Ready, Totals
 
@@ -23,6 +23,7 @@ class Peers:
         self.core = machine.core
         self._health: dict[PeerId, tuple[float, float]] = {}  # peer -> age and time of the last report
         self._adrift_until = -math.inf
+        self._links_told_at = -math.inf
 
     def on_up(self, event: PeerUp) -> None:
         """A link to a peer is up: tell the peer where this one stands."""
@@ -31,10 +32,27 @@ class Peers:
         core.forget_words(event.peer)
         core.deadlines.measured_rtt(event.peer, event.rtt_s)
         self._health.pop(event.peer, None)
-        if event.relayed or (event.client_only and core.config.client_only):
-            core.broadcast_progress()  # the others plan by this peer's links
-        else:
+        planned_by = event.relayed or (event.client_only and core.config.client_only)
+        if not (planned_by and self._tell_of_links()):
             core.send(event.peer, core.progress())
+
+    def _tell_of_links(self) -> bool:
+        """The others plan by the links that this peer has and lacks. Many change at once: the first change
+        is told at once, all that follow in one word. Returns whether everybody was told now.
+        """
+        core = self.core
+        now = core.now >= self._links_told_at + LINKS_TOLD
+        if now:
+            self.on_links_timer()
+        elif Timer.LINKS not in core.timers:
+            core.arm(Timer.LINKS, self._links_told_at + LINKS_TOLD)
+        return now
+
+    def on_links_timer(self) -> None:
+        """Tell everybody which links this peer has and lacks."""
+        self._links_told_at = self.core.now
+        self.core.disarm(Timer.LINKS)
+        self.core.broadcast_progress()
 
     def on_down(self, event: PeerDown) -> None:
         """The link to a peer is gone."""
@@ -46,7 +64,7 @@ class Peers:
         if event.peers != core.apart:
             core.part_from(event.peers)
             core.trace(TraceKind.APART, peers=len(event.peers))
-            core.broadcast_progress()
+            self._tell_of_links()
 
     def on_moved(self, _: Moved) -> None:
         """All links are about to break, because this machine has another address: the others still live."""

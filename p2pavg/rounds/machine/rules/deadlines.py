@@ -27,6 +27,7 @@ APPLY_FLOOR = 0.25
 STALL_PRIOR = 3.0  # between two chunks of one member
 STALL_FLOOR = 1.0
 PATIENCE_FLOOR = 0.5  # the least patience with a straggler whose steps are expected to take so long
+LINKS_TOLD = 0.25  # between two words to everybody of which links a peer lacks, however many come and go
 SETTLE = 0.3  # before one lineage gives way to another of the same epoch
 JUDGE_FLOOR = 0.1  # between the first report of a stall and the verdict
 RETRY_FLOOR = 0.05  # between two questions that were refused
@@ -65,6 +66,7 @@ class Timer(StrEnum):
     KEEPALIVE = "keepalive"
     LAPSE = "lapse"
     LEAVE = "leave"
+    LINKS = "links"
     ORPHANED = "orphaned"
     OTHERS = "others"
     PATIENCE = "patience"
