@@ -75,7 +75,9 @@ def summary(run: Run, prices: PriceTable | None = None) -> dict[str, Any]:
         "cut": list(run.cut),
     }
     if prices is not None:
-        dollars = sum(prices.dollars(r.region, r.seconds_total, r.sent_by_distance) for r in reports)
+        dollars = sum(
+            prices.dollars(r.region, r.seconds_total, r.sent_by_distance, r.sent_to_regions) for r in reports
+        )
         made["dollars"] = dollars
         made["dollars_per_hour"] = per_hour(dollars, seconds)
         made["dollars_per_million_samples"] = per_million(dollars, samples)

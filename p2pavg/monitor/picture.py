@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from p2pavg.identity import short_id, told_apart
@@ -17,6 +18,7 @@ from p2pavg.monitor.story import LEFT, Story, text_of
 from p2pavg.printable import counted
 from p2pavg.report import is_number
 from p2pavg.report.compact import CompactReport
+from p2pavg.report.distance import Distance
 from p2pavg.report.prices import PriceTable, per_hour, per_million
 from p2pavg.report.status import Other, Status
 
@@ -178,6 +180,7 @@ class Picture:
             usual_epoch_s=self.epochs.usual_seconds(),
             epoch_age_s=self._epoch_age(now),
             egress_bytes_per_hour=3600 * sum(seen.sent_per_s for seen in here.values()),
+            egress_by_distance=_by_distance(here.values()),
             told=any(seen.reports for seen in here.values()) or any(status.plan for status in told),
             loss=loss if loss is not None and is_number(loss) else None,
             loss_text="" if loss is None else f"{loss:.4g}",
@@ -338,9 +341,33 @@ class Picture:
             if not seen.reports:
                 total += self._prices.hourly(region)
                 continue
-            spent = sum(self._prices.dollars(region, r.seconds_total, r.sent) for r in seen.reports)
+            sent = seen.sent_by_distance
+            spent = self._prices.dollars(region, seen.seconds, sent, self._sent_to_regions(seen, sent))
             total += per_hour(spent, seen.seconds)
         return total
+
+    def _sent_to_regions(
+        self, seen: Seen, sent: Mapping[Distance, int]
+    ) -> Iterator[tuple[str, Distance, float]]:
+        """Where the bytes of each class of link went: they are shared out as those of the last epoch were."""
+        links = () if seen.status is None else seen.status.links
+        last = Counter[Distance]()
+        for link in links:
+            last[link.distance] += link.bytes_sent
+        for link in links:
+            other = self._peers.get(link.peer)
+            if other is not None and other.region and link.bytes_sent:
+                share = link.bytes_sent / last[link.distance]
+                yield other.region, link.distance, share * sent.get(link.distance, 0)
+
+
+def _by_distance(here: Iterable[Seen]) -> dict[str, float]:
+    """Bytes an hour that all peers send, by class of link, nearest first."""
+    total = dict.fromkeys(Distance, 0.0)
+    for seen in here:
+        for where, sent in seen.sent_by_distance.items():
+            total[where] += 3600 * sent / seen.seconds
+    return {str(where): sent for where, sent in total.items() if sent}
 
 
 def _by_stage(told: Sequence[Status]) -> dict[str, int]:

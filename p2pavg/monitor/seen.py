@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.report import PHASES
 from p2pavg.report.compact import CompactReport
+from p2pavg.report.distance import Distance
 from p2pavg.report.status import Status
 
 WINDOW_S = 30.0  # seconds of epochs over which rates are averaged
@@ -94,7 +95,14 @@ class Seen:
         return words if self.info is None or self.info.udp else f"{words}, TCP"
 
     @property
+    def sent_by_distance(self) -> dict[Distance, int]:
+        """IP bytes by class of link, in the reports that are kept; empty where they tell of no time."""
+        total = Counter[Distance]()
+        for report in self.reports if self.seconds > 0 else ():
+            total.update(report.sent)
+        return total
+
+    @property
     def sent_per_s(self) -> float:
         """IP bytes per second, over the reports that are kept."""
-        sent = sum(sum(report.sent.values()) for report in self.reports)
-        return sent / self.seconds if self.seconds > 0 else 0.0
+        return sum(self.sent_by_distance.values()) / self.seconds if self.seconds > 0 else 0.0

@@ -83,6 +83,7 @@ class Shown:
     usual_epoch_s: float | None  # how long an epoch usually takes
     epoch_age_s: float | None  # since the last one ended
     egress_bytes_per_hour: float
+    egress_by_distance: Mapping[str, float]  # the same by class of link, nearest first
     told: bool  # a member has told of an epoch: until then nobody knows what is logged, or shared out
     loss: float | None  # the mean over the peers that logged one; None: nobody did, or it is no number
     loss_text: str  # also of what is no number
@@ -145,7 +146,8 @@ def run_line(shown: Shown) -> str:
 def figures_line(shown: Shown) -> str:
     """What else there is to know of the run, in one line: only what is known."""
     parts = [f"loss {shown.loss_text}"] if shown.loss_text else []
-    parts.append(f"egress {size(shown.egress_bytes_per_hour)}/h")
+    classes = ", ".join(f"{size(sent)} {where}" for where, sent in shown.egress_by_distance.items())
+    parts.append(f"egress {size(shown.egress_bytes_per_hour)}/h" + (f" ({classes})" if classes else ""))
     if shown.passes:
         parts.append(f"pass {shown.passes:.3f}, {counted(shown.blocks_consumed, 'block')}")
     device = f" + {size(shown.device_memory_bytes)}" if shown.device_memory_bytes else ""

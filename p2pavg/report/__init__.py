@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -50,6 +50,7 @@ class LinkReport:
     # acknowledgements and retransmissions included; where the kernel does not count them, bytes of frames.
     wire_bytes_sent: int = 0
     wire_bytes_received: int = 0
+    region: str = ""  # of the other peer, as that one names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,11 @@ class RoundReport:
         for link in self.links:
             sent[link.distance] = sent.get(link.distance, 0) + link.wire_bytes_sent
         return {where: count for where, count in sent.items() if count}
+
+    @property
+    def sent_to_regions(self) -> Iterator[tuple[str, Distance, float]]:
+        """Of `wire_bytes_sent`, what each link to a peer that names its region carried."""
+        return ((link.region, link.distance, link.wire_bytes_sent) for link in self.links if link.region)
 
     @property
     def bytes_between_regions(self) -> int:

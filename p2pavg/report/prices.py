@@ -69,16 +69,28 @@ class PriceTable:
 
     def between(self, here: str, there: str) -> float:
         """Dollars for 1e9 bytes from one region to another: of [egress], or else of the class of the link."""
-        row = self.egress.get(_longest(self.egress, here) or "", {})
-        column = _longest(row, there)
-        if column is not None:
-            return row[column]
-        return self.gb.get(distance(here, there, same_host=False, rtt_s=0.0), 0.0)
+        return self.link(here, there, distance(here, there, same_host=False, rtt_s=0.0))
 
-    def dollars(self, region: str, seconds: float, sent: Mapping[Distance, int]) -> float:
-        """What a peer of `region` cost in `seconds`, in which it sent so many bytes by class of link."""
-        traffic = sum(self.gb.get(where, 0.0) * count / GB for where, count in sent.items())
-        return self.hourly(region) * seconds / 3600 + traffic
+    def link(self, here: str, there: str, where: Distance) -> float:
+        """The same of a link whose class is known. Inside a machine [egress] says nothing."""
+        row = self.egress.get(_longest(self.egress, here) or "", {}) if where is not Distance.HOST else {}
+        column = _longest(row, there)
+        return self.gb.get(where, 0.0) if column is None else row[column]
+
+    def dollars(
+        self,
+        region: str,
+        seconds: float,
+        sent: Mapping[Distance, float],
+        there: Iterable[tuple[str, Distance, float]] = (),
+    ) -> float:
+        """What a peer of `region` cost in `seconds`, in which it sent so many bytes by class of link. there:
+        of these, the bytes of single links, with the regions at which they arrived.
+        """
+        traffic = sum(self.gb.get(where, 0.0) * count for where, count in sent.items())
+        for other, where, count in there:
+            traffic += (self.link(region, other, where) - self.gb.get(where, 0.0)) * count
+        return self.hourly(region) * seconds / 3600 + traffic / GB
 
 
 def _longest(names: Iterable[str], region: str) -> str | None:

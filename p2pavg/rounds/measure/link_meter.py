@@ -29,6 +29,7 @@ class _Row:
     wire: Wire = field(default_factory=Wire)
     rtt_s: float = 0.0
     distance: Distance = Distance.WORLD
+    region: str = ""  # of the other peer
     last: LinkReport | None = None
 
 
@@ -130,10 +131,18 @@ class LinkMeter:
                 retransmits=row.retransmits,
                 wire_bytes_sent=row.wire.sent,
                 wire_bytes_received=row.wire.received,
+                region=row.region,
             )
         reports = tuple(row.last for row in self._rows.values() if row.last is not None)
         self._rows = {
-            peer: _Row(row.link, row.seen, rtt_s=row.rtt_s, distance=row.distance, last=row.last)
+            peer: _Row(
+                row.link,
+                row.seen,
+                rtt_s=row.rtt_s,
+                distance=row.distance,
+                region=row.region,
+                last=row.last,
+            )
             for peer, row in self._rows.items()
             if peer in links
         }
@@ -158,9 +167,10 @@ class LinkMeter:
             link = links.get(peer)
             if link is not None:
                 region = link.hello.get("region")
+                row.region = region if isinstance(region, str) else ""
                 row.distance = distance(
                     self._region,
-                    region if isinstance(region, str) else "",
+                    row.region,
                     same_host=self._is_here(link.address[0]),
                     rtt_s=row.rtt_s,
                 )

@@ -11,12 +11,17 @@ const TILES = [
   ["speed", "samples / s", (run) => format.number(run.samples_per_second), (run) => `over epochs of ${format.duration(run.usual_epoch_s)}`],
   ["loss", "loss", (run) => (run.loss === null ? run.loss_text || "–" : format.loss(run.loss)), (run) => (run.loss_text ? "mean over the peers" : unknown(run) || "none is logged: opt.log(loss=…)")],
   ["dollars", "dollars / h", (run) => format.dollars(run.dollars_per_hour), (run) => (run.dollars_per_hour === null ? "needs --prices" : `${format.dollars(run.dollars_per_million_samples)} per million samples`)],
-  ["egress", "egress / h", (run) => format.bytes(run.egress_bytes_per_hour), (run) => stages(run) || "all that the peers send"],
+  ["egress", "egress / h", (run) => format.bytes(run.egress_bytes_per_hour), (run) => [classes(run), stages(run)].filter(Boolean).join("; ") || "all that the peers send"],
   ["peers", "peers", (run) => format.whole(present(run.peers).length), (run) => company(run.peers)],
   ["pass", "pass over the data", (run) => (run.passes > 0 ? run.passes.toFixed(3) : "–"), (run) => (run.passes > 0 ? `${format.counted(run.blocks_consumed, "block")} consumed` : unknown(run) || "no sampler shares data out")],
   ["memory", "memory", (run) => format.bytes(run.memory_bytes), (run) => (run.device_memory_bytes ? `${format.bytes(run.device_memory_bytes)} on accelerators` : "of all peers' processes")],
   ["counted", "since the watch began", (run) => format.counted(run.epochs_ended, "epoch"), (run) => `${format.counted(run.samples_discarded, "sample")} discarded, ${format.counted(run.attempts_failed, "failed attempt")}`],
 ];
+
+// By class of link, nearest first.
+function classes(run) {
+  return Object.entries(run.egress_by_distance).map(([where, sent]) => `${format.bytes(sent)} ${where}`).join(", ");
+}
 
 // What the gradients of the last round were sent as, and what their plan spared.
 function stages(run) {

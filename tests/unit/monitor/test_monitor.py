@@ -15,7 +15,7 @@ from p2pavg.membership.peerinfo import PeerInfo
 from p2pavg.monitor import heard
 from p2pavg.monitor.picture import KEPT_S, Picture
 from p2pavg.monitor.screen import screen
-from p2pavg.monitor.shown import Shown, gradients_line, run_line
+from p2pavg.monitor.shown import Shown, figures_line, gradients_line, run_line
 from p2pavg.report.compact import CompactReport
 from p2pavg.report.distance import Distance
 from p2pavg.report.prices import PriceTable
@@ -239,6 +239,24 @@ def test_dollars_come_from_the_price_table() -> None:
     shown = picture.show(0.5)
     assert shown.dollars_per_hour == pytest.approx(3 * (1.0 + 0.1 * 360))
     assert shown.dollars_per_million_samples == pytest.approx(3 * 37.0 / 3600 / 100 * 1e6)
+
+
+def test_traffic_is_told_by_class_of_link_and_priced_by_region() -> None:
+    """[egress] prices what goes to a region that it names; the bytes of a class are shared out over regions
+    as those of the last epoch were.
+    """
+    picture = three(PriceTable({}, {Distance.WORLD: 0.1}, {"eu": {"ap": 0.02, "us": 0.05}}))
+    for peer, region in ((B, "ap-south-1"), (C, "us-east-1")):
+        picture.told(peer, status(region=region), 0.0)
+    sent = (link(3 * 10**9, Distance.WORLD), link(10**9, Distance.ZONE))
+    picture.told(A, told_of(3, seconds_total=10.0, links=sent), 0.0)
+    world = list(Distance).index(Distance.WORLD)
+    links = [[B, world, 0.1, 1, 1e6, 2 * 10**6, 0], [C, world, 0.1, 1, 1e6, 10**6, 0]]
+    picture.told(A, status(links=links), 0.1)
+    shown = picture.show(0.5)
+    assert shown.dollars_per_hour == pytest.approx(360 * (2 * 0.02 + 0.05))
+    assert shown.egress_by_distance == {"zone": 360e9, "world": 3 * 360e9}
+    assert "egress 1.44 TB/h (360 GB zone, 1.08 TB world)" in figures_line(shown)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -108,6 +108,17 @@ def test_prices_by_region_and_class_of_link(tmp_path: Path) -> None:
     assert per_million(dollars, 500_000) == pytest.approx(0.51)
 
 
+def test_traffic_between_regions_costs_what_the_table_says_of_them() -> None:
+    """Links to regions that [egress] names have its price, all other bytes that of their class; what stays
+    inside a machine has no price of a region.
+    """
+    table = PriceTable({}, {Distance.WORLD: 0.08}, {"us-east": {"eu": 0.05, "us-east": 0.01}})
+    sent = {Distance.WORLD: 3 * 10**9, Distance.HOST: 10**9}
+    links = [("eu-west-1", Distance.WORLD, 2 * 10**9), ("us-east-1", Distance.HOST, 10**9)]
+    assert table.dollars("us-east-1a", 0.0, sent, links) == pytest.approx(2 * 0.05 + 0.08)
+    assert table.dollars("ap-south-1", 0.0, sent, links) == pytest.approx(3 * 0.08)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -14,6 +14,7 @@ def frame(at: float, peers: int = 1, **changes: Any) -> dict[str, Any]:
         "loss": 2.0,
         "dollars_per_hour": None,
         "egress_bytes_per_hour": 5e9,
+        "egress_by_distance": {"world": 5e9},
         "epoch": 7,
         "memory_bytes": 10**9,
         "peers": [

@@ -121,8 +121,14 @@ def test_links_are_classed_by_address_region_and_round_trip(counters: Counters) 
         b"4" * 20: link(4, rtt=0.003),
         b"5" * 20: link(5, role="watcher"),
     }
-    found = [report.distance for report in watch.report(links, 0.0).links]
-    assert found == [Distance.HOST, Distance.ZONE, Distance.WORLD, Distance.REGION]
+    found = watch.report(links, 0.0).links
+    assert [link.distance for link in found] == [
+        Distance.HOST,
+        Distance.ZONE,
+        Distance.WORLD,
+        Distance.REGION,
+    ]
+    assert [link.region for link in found] == ["us-east-1", "eu-west-1a", "us-east-1", ""]
 
 
 def test_watchers_see_the_last_report(counters: Counters) -> None:
