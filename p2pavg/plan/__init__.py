@@ -157,6 +157,16 @@ class Plan:
             for index, part in enumerate(self.parts)
         )
 
+    def partial_givers(self, rank: int) -> frozenset[int]:
+        """Who sends `rank` partial means."""
+        found: set[int] = set()
+        for part in self.parts:
+            if part.owner == rank:
+                found.update(part.deputies)
+            elif part.swaps and rank in part.deputies:
+                found.add(part.owner)
+        return frozenset(found)
+
     def above(self, rank: int) -> frozenset[int]:
         """From whom it has results that it passes on."""
         return frozenset(part.owner for part in self.parts if rank in part.deputies and not part.swaps)

@@ -86,7 +86,7 @@ def _rounds() -> list[bytes]:
         messages.Begun(ballot, DIGEST, True),
         messages.Done(ballot, (DIGEST,)),
         messages.Links(((OTHER, 1e9, 0.1),)),
-        messages.Stalled(ballot, (0,), (1,), True),
+        messages.Stalled(ballot, (0,), (1,), 1),
         messages.Complain(ballot, OTHER, "why"),
         messages.Committed(ballot, (1.0,), (1,), (DIGEST,)),
         messages.Aborted(ballot, ballot, Cause.COMPLAINT, "why", (PEER,), False),

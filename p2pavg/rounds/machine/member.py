@@ -274,6 +274,7 @@ class Member:
             [seat.peer for seat in held.members],
             core.me,
             core.deadlines,
+            held.plan.partial_givers(held.rank),
             held.plan.above(held.rank),
         )
         if held.voter:
@@ -377,7 +378,7 @@ class Member:
         held.watch.update(self.core.now, event.ranks)
         if not held.voter:
             return
-        told = (*held.watch.lagging(self.core.now), held.watch.incomplete)
+        told = (*held.watch.lagging(self.core.now), held.watch.lacks)
         if told != held.stalled_told or self.core.now >= held.told_at + STATUS_S:
             held.stalled_told, held.told_at = told, self.core.now
             self.core.send(held.ballot.leader, Stalled(held.ballot, *told))

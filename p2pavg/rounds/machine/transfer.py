@@ -12,7 +12,7 @@ from p2pavg.rounds.machine.rules.agreement import agree
 from p2pavg.rounds.machine.rules.complaints import Complaints
 from p2pavg.rounds.machine.rules.deadlines import Timer
 from p2pavg.rounds.machine.rules.disputes import Disputes
-from p2pavg.rounds.machine.rules.stalls import judge
+from p2pavg.rounds.machine.rules.stalls import NOTHING, judge
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.causes import Cause
 from p2pavg.rounds.protocol.messages import Committed, Complain, Done, Stalled
@@ -44,7 +44,7 @@ class TransferRules:
             return
         proposal.done[peer] = message.digests
         proposal.done_at.note(peer, core.now)
-        self._note(proposal, peer, (), (), incomplete=False)
+        self._note(proposal, peer, (), (), NOTHING)
         if len(proposal.done) < len(proposal.voting):
             self.watch()
             return
@@ -131,7 +131,7 @@ class TransferRules:
             return
         proposal.heard[peer] = core.now
         self.watch()
-        self._note(proposal, peer, message.contributions, message.results, incomplete=message.incomplete)
+        self._note(proposal, peer, message.contributions, message.results, message.lacks)
         if proposal.stalls and Timer.JUDGE not in core.timers:
             core.arm(Timer.JUDGE, core.now + core.deadlines.judge())
 
@@ -141,21 +141,26 @@ class TransferRules:
         peer: PeerId,
         contributions: Sequence[int],
         results: Sequence[int],
-        *,
-        incomplete: bool,
+        lacks: int,
     ) -> None:
-        """Keep whom the voter waits for, and whether others wait for what the voter receives."""
+        """Keep whom the voter waits for, and what it has of that which others wait for."""
         core, rank = self.core, proposal.members.index(peer)
         if contributions or results:
             proposal.stalls[rank] = contributions, results
         else:
             proposal.stalls.pop(rank, None)
-        if incomplete:
-            proposal.excused[rank] = math.inf
-            return
-        proposal.gathered_at.note(peer, core.now)
-        if proposal.excused.get(rank) == math.inf:
-            proposal.excused[rank] = core.now + core.deadlines.stall(peer)
+        for gathered_at in proposal.gathered_at[:lacks]:
+            gathered_at.note(peer, core.now)
+
+    def _is_excused(self, proposal: Proposal, rank: int, stage: int) -> bool:
+        """Whether a rank cannot have sent yet what others wait for in a stage after the first, as it says."""
+        core, peer, gathered_at = self.core, proposal.members[rank], proposal.gathered_at[stage - 1]
+        until = self._due(proposal, peer, gathered_at)
+        if peer in gathered_at:
+            until = min(until, gathered_at[peer] + core.deadlines.stall(peer))
+        elif proposal.heard[peer] <= proposal.begun_at:
+            return False
+        return core.now < until
 
     def on_judge_timer(self) -> None:
         """The reports are in: leave out the member at which they point."""
@@ -167,13 +172,16 @@ class TransferRules:
             return
         if proposal is None or not proposal.begun or not proposal.stalls:
             return
-        excused = [
-            rank
-            for rank, until in proposal.excused.items()
-            if core.now < min(until, self._due(proposal, proposal.members[rank], proposal.gathered_at))
-        ]
+        excuses = 0
+
+        def excused(rank: int, stage: int) -> bool:
+            nonlocal excuses
+            found = self._is_excused(proposal, rank, stage)
+            excuses += found
+            return found
+
         verdict = judge(proposal.stalls, proposal.members.index(core.me), excused, proposal.plan)
-        if verdict is None and excused:
+        if verdict is None and excuses:
             core.arm(Timer.JUDGE, core.now + core.deadlines.judge())
         elif verdict is None:
             self.machine.leading.abort(Cause.STALLED, ())

@@ -155,14 +155,14 @@ class Stalled:
     """The sender still works on the round, and has waited longer than a deadline for these ranks (none: data
     moves).
 
-    incomplete: the sender still receives what others wait for: contributions to parts that the sender
-    reduces, or results that the sender passes on.
+    lacks: the first of these that the sender still receives, and of which it makes what others wait for: 0:
+    contributions of members, 1: partial means, 2: results that it passes on; 3: none of them.
     """
 
     ballot: Ballot
     contributions: tuple[int, ...]
     results: tuple[int, ...]
-    incomplete: bool
+    lacks: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from p2pavg.plan import Plan
-from p2pavg.rounds.machine.rules.stalls import TransferWatch
+from p2pavg.rounds.machine.rules.stalls import NOTHING, TransferWatch
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Note, PeerId, Stage
 from p2pavg.rounds.protocol.messages import Committed
 from p2pavg.rounds.protocol.roles import Seat
@@ -55,7 +55,7 @@ class Holding:
     asked: set[PeerId] = field(
         default_factory=set
     )  # peers that were asked what became of the ballot, and whose answers count
-    stalled_told: tuple[tuple[int, ...], tuple[int, ...], bool] = ((), (), False)
+    stalled_told: tuple[tuple[int, ...], tuple[int, ...], int] = ((), (), NOTHING)
 
     def __post_init__(self) -> None:
         self.transfer = self.ballot.transfer

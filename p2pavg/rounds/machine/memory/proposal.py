@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from p2pavg.plan import Plan
 from p2pavg.rounds.machine.memory.arrivals import Arrivals
+from p2pavg.rounds.machine.rules.stalls import NOTHING
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId
 from p2pavg.rounds.protocol.messages import Ready
 
@@ -29,9 +30,9 @@ class Proposal:
     begun_at: float = 0.0
     weights: tuple[float, ...] = ()  # per rank; empty before BEGIN
     samples: tuple[int, ...] = ()
-    gathered_at: Arrivals = field(
-        init=False
-    )  # who has all contributions; most of those count that add them up
+    # By stage of the plan from the second on: who has all that it needs for what it sends in that stage; most
+    # of those count that reduce.
+    gathered_at: tuple[Arrivals, ...] = field(init=False)
     done: dict[PeerId, tuple[bytes, ...]] = field(default_factory=dict)
     done_at: Arrivals = field(init=False)  # who is DONE; most voters count
     # Voter -> when it last said that it works on the round.
@@ -39,8 +40,6 @@ class Proposal:
     stalls: dict[int, tuple[Sequence[int], Sequence[int]]] = field(default_factory=dict)
     # Member -> the members to which it has no link, as it says.
     unlinked: dict[PeerId, tuple[PeerId, ...]] = field(default_factory=dict)
-    # Rank that cannot give all results -> until when it is excused.
-    excused: dict[int, float] = field(default_factory=dict)
 
     def wait(self, peer: PeerId) -> int:
         """The wait for which the member said READY, and did not take READY back; 0: none. After BEGIN: the
@@ -51,5 +50,6 @@ class Proposal:
     def __post_init__(self) -> None:
         self.voting = tuple(peer for peer, voter in zip(self.members, self.voters, strict=True) if voter)
         ranks = {rank for part in self.plan.parts for rank in (part.owner, *part.deputies)}
-        self.gathered_at = Arrivals(self.members[rank] for rank in ranks)
+        reducing = [self.members[rank] for rank in ranks]
+        self.gathered_at = tuple(Arrivals(reducing) for _ in range(NOTHING))
         self.done_at = Arrivals(self.voting)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from p2pavg.plan import STAGES, Plan
 from p2pavg.rounds.machine.events import RankProgress
@@ -20,10 +20,14 @@ class TransferWatch:
         peers: Sequence[PeerId],
         me: PeerId,
         deadlines: Deadlines,
+        partial: Container[int] = (),
         above: Container[int] = (),
     ) -> None:
-        """above: ranks that return results which this peer passes on."""
+        """partial: ranks that give this peer partial means. above: ranks that return results which this peer
+        passes on.
+        """
         self._peers = peers
+        self._partial = partial
         self._above = above
         self._me = me
         self._deadlines = deadlines
@@ -76,21 +80,27 @@ class TransferWatch:
         return tuple(owing[0]), tuple(owing[1])
 
     @property
-    def incomplete(self) -> bool:
-        """Whether this member still waits for contributions, or for results to pass on, that others need."""
-        return any(
-            seen.contributions < seen.contributions_expected
-            or (rank in self._above and seen.results < seen.results_expected)
-            for rank, seen in enumerate(self._last)
-        )
+    def lacks(self) -> int:
+        """The first of what this member still waits for, and makes of it what others need: as in Stalled."""
+        found = NOTHING
+        for rank, seen in enumerate(self._last):
+            if seen.contributions < seen.contributions_expected:
+                found = min(found, int(rank in self._partial))
+            if rank in self._above and seen.results < seen.results_expected:
+                found = min(found, STAGES)
+        return found
 
 
 FLAT = Plan(())
+NOTHING = STAGES + 1  # what a member lacks that has all that others need
 Report = tuple[Sequence[int], Sequence[int]]  # ranks whose contributions, ranks whose results are missing
 
 
 def judge(
-    reports: Mapping[int, Report], leader: int, excused: Container[int] = (), plan: Plan = FLAT
+    reports: Mapping[int, Report],
+    leader: int,
+    excused: Callable[[int, int], bool] = lambda rank, stage: False,
+    plan: Plan = FLAT,
 ) -> int | None:
     """The rank to leave out, judged by what each reporting rank lacks; None: no rank can be named.
 
@@ -98,9 +108,9 @@ def judge(
     missing
     in an earlier stage of the plan: a deputy cannot send a partial mean before the last contribution to that
     mean is in, nor an owner a result before the last partial mean, nor a deputy pass on what it lacks.
-    excused: ranks that wait themselves for data that still comes, however slowly; not for what they need no
-    other rank for. The rank with the most edges is left out; of equals the accused rather than the accuser;
-    never the leader.
+    excused(rank, stage): whether the rank waits itself for data that it needs for what it sends in that
+    stage, and that still comes, however slowly; nobody needs data of others for a contribution of its own.
+    The rank with the most edges is left out; of equals the accused rather than the accuser; never the leader.
     """
     found: dict[int, list[tuple[int, int]]] = {}
     for reporter, (contributions, results) in reports.items():
@@ -110,11 +120,9 @@ def judge(
             found.setdefault(STAGES + plan.passes_on(rank, reporter), []).append((reporter, rank))
     for stage in sorted(found):
         edges: Counter[int] = Counter()
-        # What lacks partial means gives none while it swaps: two that wait for each other are no excuse.
-        waiting = {reporter for reporter, _ in found[stage]} if stage == STAGES - 1 else set()
         accused: Counter[int] = Counter()
         for reporter, rank in found[stage]:
-            if rank != reporter and (stage == 0 or rank not in excused or rank in waiting):
+            if rank != reporter and (stage == 0 or not excused(rank, stage)):
                 edges[reporter] += 1
                 edges[rank] += 1
                 accused[rank] += 1

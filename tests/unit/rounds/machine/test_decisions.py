@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -12,7 +13,7 @@ from p2pavg.rounds.machine.events import PeerUp, RankProgress
 from p2pavg.rounds.machine.rules.camps import Camp, LinkedPeers
 from p2pavg.rounds.machine.rules.deadlines import SILENCE_FLOOR, SILENCE_PRIOR, Deadlines, K, Measured
 from p2pavg.rounds.machine.rules.election import rendezvous
-from p2pavg.rounds.machine.rules.stalls import TransferWatch, judge
+from p2pavg.rounds.machine.rules.stalls import NOTHING, TransferWatch, judge
 from p2pavg.rounds.machine.succession import decide
 from p2pavg.rounds.protocol.ballot import Ballot, Held, Stage
 from p2pavg.rounds.protocol.lineage import History, first_lineage, next_lineage
@@ -138,6 +139,14 @@ def test_the_verdict_on_a_stall(
     assert judge(reports, leader=0) == verdict
 
 
+MEMBERS, PARTIAL, ABOVE = range(NOTHING)  # what a rank still lacks
+
+
+def excuse(lacking: dict[int, int]) -> Callable[[int, int], bool]:
+    """Ranks that lack something, by what, are excused of what they make of it."""
+    return lambda rank, stage: lacking.get(rank, NOTHING) < stage
+
+
 @pytest.mark.parametrize(
     ("reports", "verdict"),
     [
@@ -164,8 +173,21 @@ def test_of_two_that_wait_for_each_others_means_one_is_at_fault(swaps: bool) -> 
     there, back = Part(0, 0, 9, (3,), swaps=swaps), Part(3, 9, 9, (0,), swaps=swaps)
     plan = Plan((there, back), (1, 1, 2, 2))
     reports = {0: ((3,), ()), 3: ((0,), ())}
-    assert judge(reports, leader=4, excused=[0, 3], plan=plan) in (0, 3)
-    assert judge({0: ((3,), ())}, leader=4, excused=[3], plan=plan) is None
+    assert judge(reports, leader=4, excused=excuse({0: PARTIAL, 3: PARTIAL}), plan=plan) in (0, 3)
+    assert judge(reports, leader=4, excused=excuse({0: PARTIAL, 3: MEMBERS}), plan=plan) == 0
+    assert judge({0: ((3,), ())}, leader=4, excused=excuse({3: MEMBERS}), plan=plan) is None
+
+
+def test_a_deputy_that_still_adds_up_owes_no_mean() -> None:
+    """Its members' contributions come slowly, as on a busy machine, and it waits for means of others itself:
+    that others wait for its means is nobody's fault. Once it has all that its own means take, it is at fault.
+    """
+    parts = tuple(Part(owner, owner, 1, ((owner + 2) % 4,)) for owner in range(4))
+    plan = Plan(parts, (0, 0, 1, 1))
+    reports = {1: ((3,), ()), 3: ((1,), ()), 0: ((2,), (1,)), 2: ((0,), ())}
+    adding = dict.fromkeys(range(4), MEMBERS)
+    assert judge(reports, leader=4, excused=excuse(adding), plan=plan) is None
+    assert judge(reports, leader=4, excused=excuse({**adding, 3: PARTIAL}), plan=plan) == 3
 
 
 def test_an_owner_is_excused_while_contributions_to_it_still_come() -> None:
@@ -173,19 +195,26 @@ def test_an_owner_is_excused_while_contributions_to_it_still_come() -> None:
     somebody's fault is seen beside it.
     """
     waiting = {1: ((), (2,)), 3: ((), (2,))}
-    assert judge(waiting, leader=0, excused=[2]) is None
-    assert judge({**waiting, 2: ((3,), ())}, leader=0, excused=[2]) == 3
-    assert judge({1: ((), (2, 3))}, leader=0, excused=[2]) == 3
+    adding = excuse({2: MEMBERS})
+    assert judge(waiting, leader=0, excused=adding) is None
+    assert judge({**waiting, 2: ((3,), ())}, leader=0, excused=adding) == 3
+    assert judge({1: ((), (2, 3))}, leader=0, excused=adding) == 3
 
 
 def test_a_peer_knows_that_contributions_to_its_parts_still_come() -> None:
-    """From the first progress to the last contribution it cannot be blamed for missing results."""
-    watch = TransferWatch(0.0, [A, B, C], A, Deadlines())
-    assert not watch.incomplete
-    watch.update(0.1, [chunks(0, 0), chunks(10), chunks(9)])
-    assert watch.incomplete
-    watch.update(0.2, [chunks(0, 0), chunks(10), chunks(10)])
-    assert not watch.incomplete
+    """From the first progress to the last contribution it cannot be blamed for missing results; nor for means
+    while members' contributions come, nor for what it passes on before it has that.
+    """
+    watch = TransferWatch(0.0, [A, B, C], A, Deadlines(), partial={2}, above={2})
+    assert watch.lacks == NOTHING
+    watch.update(0.1, [chunks(0, 0), chunks(9), RankProgress(9, 0, 10, 5)])
+    assert watch.lacks == MEMBERS
+    watch.update(0.2, [chunks(0, 0), chunks(10), RankProgress(9, 0, 10, 5)])
+    assert watch.lacks == PARTIAL
+    watch.update(0.3, [chunks(0, 0), chunks(10), RankProgress(10, 4, 10, 5)])
+    assert watch.lacks == ABOVE
+    watch.update(0.4, [chunks(0, 0), chunks(10), RankProgress(10, 5, 10, 5)])
+    assert watch.lacks == NOTHING
 
 
 def held(

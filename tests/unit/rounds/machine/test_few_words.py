@@ -32,8 +32,8 @@ def machine() -> Machine:
 
 @pytest.mark.parametrize("how", ["relayed", "apart"])
 def test_many_links_that_change_are_told_in_two_words(how: str) -> None:
-    """Forty links come by a relay, or are given up, within 40 ms: everybody hears of the first at once, and of
-    all after a quarter of a second.
+    """Forty links come by a relay, or are given up, within 40 ms: everybody hears of the first at once, and
+    of all after a quarter of a second.
     """
     one, told = machine(), Counter[PeerId]()
     last: dict[PeerId, Progress] = {}
@@ -66,9 +66,8 @@ def test_some_of_those_ahead_are_asked_about_a_ballot_and_the_others_if_they_are
     asked: list[PeerId] = []
 
     def feed(event: PeerUp | Received | Tick, now: float) -> None:
-        for action in one.handle(event, now):
-            if isinstance(action, Send) and isinstance(action.message, Inquire) and action.peer in OTHERS:
-                asked.append(action.peer)
+        sends = [action for action in one.handle(event, now) if isinstance(action, Send)]
+        asked.extend(s.peer for s in sends if isinstance(s.message, Inquire) and s.peer in OTHERS)
 
     one.core.linked.up(PeerUp(OTHERS[-1], 1, AHEAD))
     for peer in OTHERS[:-1]:

@@ -12,6 +12,7 @@ from p2pavg.rounds.machine import healing, leading, member, refusals, transfer, 
 from p2pavg.rounds.machine.memory.holding import Holding
 from p2pavg.rounds.machine.rules.offences import MOST_EPOCHS_OUT, ROUNDS_PER_STRIKE, Offences
 from p2pavg.rounds.machine.rules.plausible import overtold
+from p2pavg.rounds.machine.rules.stalls import NOTHING
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId
 from p2pavg.rounds.protocol.causes import Objection
 from p2pavg.rounds.protocol.messages import (
@@ -35,13 +36,13 @@ SECONDS = 20.0
 Said = list[tuple[float, Message]]
 
 
-def never_done(incomplete: bool) -> Trick:
+def never_done(lacks: int) -> Trick:
     """It is at it, as it says, for ever."""
 
     def trick(liar: Liar, peer: PeerId, message: Message) -> Said:
         if not isinstance(message, Done):
             return [(0.0, message)]
-        return [(0.3 * n, Stalled(message.ballot, (), (), incomplete)) for n in range(400)]
+        return [(0.3 * n, Stalled(message.ballot, (), (), lacks)) for n in range(400)]
 
     return trick
 
@@ -94,12 +95,12 @@ def accuses(liar: Liar, peer: PeerId, message: Message) -> Said:
     ranks = (
         [rank for rank, seat in enumerate(held.members) if seat.peer == another(liar, peer)] if held else []
     )
-    return [(0.0, Stalled(message.ballot, tuple(ranks), (), False)), (0.5, message)]
+    return [(0.0, Stalled(message.ballot, tuple(ranks), (), NOTHING)), (0.5, message)]
 
 
 TRICKS: dict[str, Trick] = {
-    "says STALLED instead of DONE": never_done(False),
-    "says that contributions still come": never_done(True),
+    "says STALLED instead of DONE": never_done(NOTHING),
+    "says that contributions still come": never_done(0),
     "is busy with a ballot of an honest peer": refuses(
         Objection.BUSY,
         lambda liar, peer, ballot: {
