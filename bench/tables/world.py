@@ -75,22 +75,29 @@ def world_first() -> str:
 
 
 def world_others() -> str:
-    """Hivemind in the same places, and p2pavg beside it."""
+    """Others in the same places, and p2pavg beside them."""
     found = result("world_others")
     if found is None:
         return ""
     rows: list[Row] = []
-    for system in ("hivemind", "p2pavg"):
-        for name, peer in found.get(system, {}).get("peers", {}).items():
+    failed = [f"{name} failed: {each['failed']}" for name, each in _systems(found) if "failed" in each]
+    for system, each in _systems(found):
+        for name, peer in each.get("peers", {}).items():
             groups = ", ".join(f"{size} ({times}×)" for size, times in peer["averaged_with"].items()) or "–"
             killed = " (killed)" if name == found["victim"] else ""
             rows.append(
                 [
                     system, name + killed, "yes" if peer["joined"] else "no", str(peer["epochs"]), groups,
                     number(peer["longest_step_s"]), str(peer["epochs_after_kill"]),
-                    number(peer["longest_step_after_kill_s"]),
+                    number(peer["longest_step_after_kill_s"]), str(peer["failed_steps"]),
                 ]
             )  # fmt: skip
-    head = ["system", "peer", "joined", "averages before the kill", "sizes of its groups, as logged"]
-    head += ["longest `step()`, s", "averages after the kill", "longest `step()` then, s"]
-    return table(head, rows) + f"\n`world_others.json`: {measured(found)}.\n"
+    head = ["system", "peer", "joined", "averages before the kill", "peers in its averages"]
+    head += ["longest `step()`, s", "averages after the kill", "longest `step()` then, s", "failed steps"]
+    late = [name for name, each in _systems(found) if each.get("void")]
+    failed += [f"void as a measurement of time: {', '.join(late)}"] if late else []
+    return table(head, rows) + f"\n`world_others.json`: {'; '.join([measured(found), *failed])}.\n"
+
+
+def _systems(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(name, each) for name, each in found.items() if isinstance(each, dict) and name != "environment"]

@@ -1,16 +1,19 @@
-"""A peer of `bench.world.others`: a plain loop under p2pavg or under Hivemind, on the same model and data.
+"""A peer of `bench.world.others`: a plain loop under p2pavg, Hivemind or torchft, on the same model and data.
 
-Its one argument is a JSON object, made by `others`. It imports nothing of p2pavg where Hivemind trains.
+Its one argument is a JSON object, made by `others`. It imports nothing of p2pavg where another trains.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,9 @@ import torch
 
 from bench.world import model as world
 
-# The optimizer; its address; the epoch where it stands; how many peers it sees.
+# The optimizer; its address; the epoch where it stands; how many peers its last average had, or that it sees.
 Built = tuple[Any, str, Callable[[], int], Callable[[], int]]
+TIMEOUT_S = 30.0  # of an average of others
 
 
 def _hivemind(model: torch.nn.Module, config: dict[str, Any]) -> Built:
@@ -41,7 +45,7 @@ def _hivemind(model: torch.nn.Module, config: dict[str, Any]) -> Built:
         optimizer=lambda params: torch.optim.AdamW(params, lr=world.LEARNING_RATE),
         use_local_updates=True,  # each peer steps, and parameters are averaged: its nearest to outer steps
         matchmaking_time=5.0,
-        averaging_timeout=30.0,
+        averaging_timeout=TIMEOUT_S,
         state_averaging_compression=hivemind.compression.Float16Compression(),
         client_mode=not config["public"],
         verbose=True,
@@ -63,36 +67,85 @@ def _p2pavg(model: torch.nn.Module, config: dict[str, Any]) -> Built:
         compression="int4",
         outer=Outer(lr=0.7, momentum=0.9, overlap=config["overlap"]),
     )
-    return opt, opt.peer.address, lambda: opt.epoch, lambda: len(opt.peers)
+
+    def members() -> int:
+        return len(opt.last_report.members) if opt.last_report else 0
+
+    return opt, opt.peer.address, lambda: opt.epoch, members
 
 
-def _bootstrap(config: dict[str, Any]) -> None:
-    """A Hivemind node that trains nothing."""
+def _torchft(model: torch.nn.Module, config: dict[str, Any]) -> Built:
+    """Its DiLoCo. Every peer takes as many local steps, so that an average has as many samples as ours."""
+    import torch.distributed as dist
+    from torchft import Manager, ProcessGroupGloo
+    from torchft.local_sgd import DiLoCo
+
+    host = config["host"]
+    socket.gethostname = lambda: str(host)  # under this name others fetch a state from it
+    os.environ["GLOO_SOCKET_IFNAME"] = config["interface"]
+    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    inner = torch.optim.AdamW(model.parameters(), lr=world.LEARNING_RATE)
+    timeout = timedelta(seconds=TIMEOUT_S)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=timeout),
+        load_state_dict=lambda state: (
+            model.load_state_dict(state["model"]),
+            inner.load_state_dict(state["inner"]),
+        ),
+        state_dict=lambda: {"model": model.state_dict(), "inner": inner.state_dict()},
+        min_replica_size=1,
+        use_async_quorum=False,
+        timeout=timeout,
+        quorum_timeout=timeout,
+        connect_timeout=timeout,
+        rank=0,
+        world_size=1,
+        store_addr=host,
+        store_port=store.port,
+        lighthouse_addr=config["initial_peers"][0],
+        replica_id=f"replica{config['rank']}",
+        hostname=host,
+    )
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    every = config["target"] // (world.BATCH * config["peers"])
+    DiLoCo(manager, [model], inner, outer, sync_every=every).__enter__()
+    return inner, f"{host}:{store.port}", manager.current_step, manager.num_participants
+
+
+BUILD = {"hivemind": _hivemind, "p2pavg": _p2pavg, "torchft": _torchft}
+
+
+def _bootstrap(config: dict[str, Any]) -> tuple[str, Any]:
+    """What trains nothing, and its address: a Hivemind node, or torchft's lighthouse."""
+    if config["system"] == "torchft":
+        from torchft.coordination import LighthouseServer
+
+        server = LighthouseServer(bind=f"0.0.0.0:{config['port']}", min_replicas=1, join_timeout_ms=1000)
+        return f"http://{config['host']}:{config['port']}", server
     import hivemind
 
     dht = hivemind.DHT(host_maddrs=[f"/ip4/0.0.0.0/tcp/{config['port']}"], startup_timeout=120.0, start=True)
-    address = next(str(a) for a in dht.get_visible_maddrs() if config["host"] in str(a))
-    print(json.dumps({"address": address}), flush=True)
-    sys.stdin.read()
-    dht.shutdown()
-
-
-def _sha256(model: torch.nn.Module) -> str:
-    found = hashlib.sha256()
-    for param in model.parameters():
-        found.update(param.detach().cpu().numpy().tobytes())
-    return found.hexdigest()
+    return next(str(a) for a in dht.get_visible_maddrs() if config["host"] in str(a)), dht
 
 
 def main() -> None:
     """Join, train until standard input ends, and write down every step."""
     config = json.loads(sys.argv[1])
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print
+
+    def reached(address: str) -> None:
+        print(json.dumps({"address": address}), file=out, flush=True)
+
     torch.set_num_threads(1)
-    if config["system"] == "hivemind" and config["bootstrap"]:
-        _bootstrap(config)
+    if config["bootstrap"]:
+        address, kept = _bootstrap(config)
+        reached(address)
+        sys.stdin.read()
+        kept.shutdown()
         return
     model, text = world.build(), world.training()
-    opt, address, epoch, peers = (_hivemind if config["system"] == "hivemind" else _p2pavg)(model, config)
+    opt, address, epoch, peers = BUILD[config["system"]](model, config)
     ends = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ends.set()), daemon=True).start()
     generator = torch.Generator().manual_seed(config["rank"])
@@ -101,8 +154,11 @@ def main() -> None:
         def say(kind: str, **fields: Any) -> None:
             log.write(json.dumps({"t": kind, "at": time.monotonic(), **fields}) + "\n")
 
+        def averaged() -> AbstractContextManager[Any]:
+            return opt.averaged() if config["system"] == "p2pavg" else nullcontext()
+
         say("up", address=address)
-        print(json.dumps({"address": address}), flush=True)
+        reached(address)
         due, stood = time.monotonic(), epoch()
         while not ends.is_set():
             due = max(due + config["pace_s"], time.monotonic() - config["pace_s"])
@@ -110,14 +166,23 @@ def main() -> None:
             part = text[torch.randint(0, world.SAMPLES, (world.BATCH,), generator=generator)]
             model(input_ids=part, labels=part).loss.backward()
             begun = time.monotonic()
-            opt.step()
+            try:
+                opt.step()
+            except Exception as error:  # what its loop would have to live with
+                say("failed", why=f"{type(error).__name__}: {error}".splitlines()[0][:200])
             took = time.monotonic() - begun
             opt.zero_grad()
             say("step", seconds=round(took, 4), epoch=epoch())
             if epoch() != stood:
                 stood = epoch()
-                with opt.averaged() if config["system"] == "p2pavg" else torch.no_grad():
-                    say("theta", epoch=stood, sha256=_sha256(model), peers=peers(), loss=world.loss(model))
+                with averaged():
+                    say(
+                        "theta",
+                        epoch=stood,
+                        sha256=world.sha256(model),
+                        peers=peers(),
+                        loss=world.loss(model),
+                    )
         say("end", epoch=epoch(), loss=world.loss(model))
 
 

@@ -1,8 +1,10 @@
-"""Hivemind in the places of `bench.world`, and p2pavg beside it: `python -m bench.world.others`.
+"""Others in the places of `bench.world`, and p2pavg beside them: `python -m bench.world.others`.
 
-`--hivemind PYTHON`: one that has hivemind, torch and transformers installed. Each system trains the run's
-model with a plain loop on the six machines of world.toml, without a fault; then one peer that others can dial
-is killed. What is told comes from the scripts' own logs, and from what Hivemind says of its rounds.
+`--hivemind PYTHON`: one that has hivemind, torch and transformers installed; `--torchft PYTHON`: torchft
+instead. Each system trains the run's model with a plain loop on the six machines of world.toml, without a
+fault; then one peer that others can dial is killed. torchft, whose replicas dial each other, does the same
+once more with the three that others can dial alone. What is told comes from the scripts' own logs, and from
+what Hivemind says of its rounds. A system that fails is told with its reason, and the next one has its turn.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +27,19 @@ from bench.world import who
 from bench.world.model import BATCH
 from bench.world.run import ROOT
 from bench.world.session import as_nice_as_this
-from p2pavg.bench.machine import environment
+from p2pavg.bench.result import add_output_options, keep
+from p2pavg.bench.workers import Worker
+from p2pavg.errors import P2PAvgError
 from p2pavg.lab import Lab
 
 START_S = 120.0  # until a peer is in the run, or is counted as one that cannot be
 STALL_S = 1.0
 AVERAGED = re.compile(rb"[Aa]veraged \w+ with (\d+) peers")
 VICTIM = "campus"
-ACCOUNT = ("joined", "samples", "epochs", "longest_step_s", "longest_step_after_kill_s", "averaged_with")
+ACCOUNT = (
+    *("joined", "samples", "epochs", "longest_step_s", "epochs_after_kill", "longest_step_after_kill_s"),
+    *("averaged_with", "failed_steps"),
+)
 
 
 class Place:
@@ -42,7 +50,9 @@ class Place:
         self.errors = folder / f"{name}.err"
         (folder / name).mkdir()
         home = {"HOME": str(folder / name), "XDG_CONFIG_HOME": str(folder / name / "config")}
+        # torchft asks for the names of addresses, and a lab's hosts have nobody who knows them.
         env = {**os.environ, **home, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        env |= {"RES_OPTIONS": "timeout:1 attempts:1", "HF_HUB_OFFLINE": "1"}
         argv = [python, "-m", "bench.world.other_trainer", json.dumps({**config, "log": str(self.log)})]
         with self.errors.open("wb") as errors:
             self.process = lab.spawn(
@@ -50,12 +60,8 @@ class Place:
             )
 
     def address(self) -> str:
-        """Where others reach it, as it says itself."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(b'{"address"'):
-                return str(json.loads(line)["address"])
-        raise RuntimeError(f"it ended; see {self.errors}")
+        """Where others reach it, as it says itself. Raises WorkerError when it ends, or does not say so."""
+        return str(Worker(0, self.process).receive(START_S)["address"])
 
     def events(self) -> list[dict[str, Any]]:
         """What it has written down; none when it never came so far."""
@@ -78,7 +84,9 @@ def _account(place: Place, killed_at: float) -> dict[str, Any]:
     steps = [event for event in events if event["t"] == "step"]
     before = [step for step in steps if step["at"] <= killed_at]
     after = [step for step in steps if step["at"] > killed_at]
-    groups = Counter(int(found[1]) for found in AVERAGED.finditer(place.errors.read_bytes()))
+    told = [int(found[1]) for found in AVERAGED.finditer(place.errors.read_bytes())]
+    groups = Counter(told or [event["peers"] for event in events if event["t"] == "theta"])
+    failed = [event["why"] for event in events if event["t"] == "failed"]
     return {
         "joined": bool(events),
         "samples": BATCH * len(before),
@@ -87,7 +95,10 @@ def _account(place: Place, killed_at: float) -> dict[str, Any]:
         "longest_step_s": max((step["seconds"] for step in before), default=0.0),
         "longest_step_after_kill_s": max((step["seconds"] for step in after), default=0.0),
         "seconds_in_steps": round(sum(step["seconds"] for step in before), 2),
-        "averaged_with": dict(sorted(groups.items())),
+        "averaged_with": {str(size): groups[size] for size in sorted(groups)},
+        "failed_steps": len(failed),
+        "failed_why": failed[-1] if failed else None,
+        "last_words": None if events else place.errors.read_text(errors="replace")[-300:],
         "loss": next((event["loss"] for event in events if event["t"] == "end"), None),
     }
 
@@ -103,21 +114,26 @@ def _equal(places: dict[str, Place]) -> dict[str, int]:
     return {"averages": len(several), "of_equal_parameters": sum(len(set(found)) == 1 for found in several)}
 
 
-def play(system: str, python: str, folder: Path, seconds: float, after: float) -> dict[str, Any]:
-    """One system's run. seconds: without a fault; after: from the kill to the end."""
+def play(
+    system: str, python: str, folder: Path, seconds: float, after: float, chosen: Sequence[who.Place]
+) -> dict[str, Any]:
+    """One system's run in these places. seconds: without a fault; after: from the kill to the end."""
     folder.mkdir(parents=True)
-    target = int(who.LOCAL_STEPS * BATCH * who.speed(who.PLACES))
+    target = int(who.LOCAL_STEPS * BATCH * who.speed(tuple(chosen)))
     with Lab(who.TOPOLOGY) as lab:
-        common = {"system": system, "target": target, "port": who.PORT, "overlap": who.OVERLAP}
+        common = {
+            "system": system, "target": target, "port": who.PORT, "overlap": who.OVERLAP,
+            "interface": "wan0", "peers": len(chosen),
+        }  # fmt: skip
         host = lab.address(who.BOOTSTRAP)
         way_in = f"{host}:{who.PORT}"
-        if system == "hivemind":
-            config = {**common, "bootstrap": True, "host": host}
-            way_in = Place(lab, folder, python, who.BOOTSTRAP, config).address()
-        else:
+        if system == "p2pavg":
             argv = ["bootstrap", "--listen", f"0.0.0.0:{who.PORT}", "--run", who.RUN]
             env = {**os.environ, "HOME": str(folder), "PYTHONPATH": str(ROOT)}
             lab.spawn(who.BOOTSTRAP, [python, "-m", "p2pavg", *argv], env=env, stdout=subprocess.DEVNULL)
+        else:
+            config = {**common, "bootstrap": True, "host": host}
+            way_in = Place(lab, folder, python, who.BOOTSTRAP, config).address()
         places = {
             place.name: Place(
                 lab, folder, python, place.name,
@@ -127,7 +143,7 @@ def play(system: str, python: str, folder: Path, seconds: float, after: float) -
                     "pace_s": who.PACE_S * place.slowness,
                 },
             )
-            for rank, place in enumerate(who.PLACES)
+            for rank, place in enumerate(chosen)
         }  # fmt: skip
         end = time.monotonic() + START_S
         while time.monotonic() < end and not all(place.log.exists() for place in places.values()):
@@ -156,25 +172,38 @@ def play(system: str, python: str, folder: Path, seconds: float, after: float) -
 
 
 def main() -> int:
-    """Play both, and write what came of them."""
+    """Play all, and write after each what came of it."""
     parser = argparse.ArgumentParser(prog="python -m bench.world.others", description=__doc__)
     parser.add_argument("--hivemind", help="a Python that has hivemind, torch and transformers installed")
+    parser.add_argument("--torchft", help="a Python that has torchft, torch and transformers installed")
     parser.add_argument("--seconds", type=float, default=180.0, help="before the kill (default 180)")
     parser.add_argument("--after", type=float, default=120.0, help="from the kill to the end (default 120)")
     parser.add_argument("--out", type=Path, default=Path("out/others"), help="where the logs go")
-    parser.add_argument("--json", type=Path, help="where the result goes")
+    add_output_options(parser, plot=False)
     args = parser.parse_args()
     as_nice_as_this()
     shutil.rmtree(args.out, ignore_errors=True)
-    found: dict[str, Any] = {"environment": environment(), "victim": VICTIM}
-    for system, python in (("hivemind", args.hivemind), ("p2pavg", sys.executable)):
-        if python:
-            found[system] = play(system, python, args.out.resolve() / system, args.seconds, args.after)
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
-    for system in ("hivemind", "p2pavg"):
-        for name, account in found.get(system, {}).get("peers", {}).items():
-            print(system, name, *(f"{key} {account[key]}" for key in ACCOUNT))
+    found: dict[str, Any] = {"victim": VICTIM}
+    public = [place for place in who.PLACES if place.public]
+    for name, python, places in (
+        ("hivemind", args.hivemind, who.PLACES),
+        ("torchft", args.torchft, who.PLACES),
+        ("torchft, without the homes", args.torchft, public),
+        ("p2pavg", sys.executable, who.PLACES),
+    ):
+        if not python:
+            continue
+        folder = args.out.resolve() / name.replace(", ", "-").replace(" ", "-")
+        try:
+            system = name.partition(",")[0]
+            found[name] = play(system, python, folder, args.seconds, args.after, places)
+        except (P2PAvgError, OSError, ValueError) as error:
+            found[name] = {"failed": str(error)}
+        keep(args, found)
+        for peer, account in found[name].get("peers", {}).items():
+            print(name, peer, *(f"{key} {account[key]}" for key in ACCOUNT), flush=True)
+        if "failed" in found[name]:
+            print(f"{name} failed: {found[name]['failed']}; see {folder}", flush=True)
     return 0
 
 
