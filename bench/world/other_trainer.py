@@ -75,7 +75,7 @@ def _p2pavg(model: torch.nn.Module, config: dict[str, Any]) -> Built:
 
 
 def _torchft(model: torch.nn.Module, config: dict[str, Any]) -> Built:
-    """Its DiLoCo. Every peer takes as many local steps, so that an average has as many samples as ours."""
+    """Its DiLoCo. It counts each peer's own steps, so slow ones are told fewer, to be there together."""
     import torch.distributed as dist
     from torchft import Manager, ProcessGroupGloo
     from torchft.local_sgd import DiLoCo
@@ -107,8 +107,7 @@ def _torchft(model: torch.nn.Module, config: dict[str, Any]) -> Built:
         hostname=host,
     )
     outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-    every = config["target"] // (world.BATCH * config["peers"])
-    DiLoCo(manager, [model], inner, outer, sync_every=every).__enter__()
+    DiLoCo(manager, [model], inner, outer, sync_every=config["every"]).__enter__()
     return inner, f"{host}:{store.port}", manager.current_step, manager.num_participants
 
 

@@ -123,7 +123,7 @@ def play(
     with Lab(who.TOPOLOGY) as lab:
         common = {
             "system": system, "target": target, "port": who.PORT, "overlap": who.OVERLAP,
-            "interface": "wan0", "peers": len(chosen),
+            "interface": "wan0",
         }  # fmt: skip
         host = lab.address(who.BOOTSTRAP)
         way_in = f"{host}:{who.PORT}"
@@ -141,6 +141,7 @@ def play(
                     **common, "bootstrap": False, "host": lab.address(place.name), "rank": rank,
                     "initial_peers": [way_in], "public": place.public,
                     "pace_s": who.PACE_S * place.slowness,
+                    "every": round(who.LOCAL_STEPS / place.slowness),
                 },
             )
             for rank, place in enumerate(chosen)

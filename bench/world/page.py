@@ -52,6 +52,19 @@ def bars(verdict: dict[str, Any]) -> list[Row]:
         rows.append(
             ("samples/s of the living beside the prediction", "± 10%", said, abs(predicted - 1) <= 0.1)
         )
+    for words, name in (
+        (
+            "bytes of averages without a newcomer beside the prediction, median",
+            "bytes_of_averages_of_predicted",
+        ),
+        ("all bytes, joins and repairs included, beside the prediction", "all_bytes_of_predicted"),
+    ):
+        if (ratio := verdict["prediction"].get(name)) is not None:
+            rows.append((words, "± 5%", f"{ratio - 1:+.1%}", abs(ratio - 1) <= 0.05))
+    said = verdict["prediction"].get("said", {}).get("dollars_per_million")
+    came = verdict["prediction"].get("dollars_per_million_came")
+    if said is not None and came is not None:
+        rows.append(("dollars for a million samples, foretold", "", f"{came:.2f}, {said:.2f}", None))
     if verdict.get("loss_of_one_process") is not None:
         apart = verdict["loss"] - verdict["loss_of_one_process"]
         moved = verdict["loss_of_one_process_moved"] - verdict["loss_of_one_process"]

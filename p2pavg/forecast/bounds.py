@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from p2pavg.allreduce.regions import regions
 from p2pavg.forecast.inventory import Inventory
-from p2pavg.forecast.laws import HOUR, INITIAL_WINDOW, WORD, LinkProfile, Overheads, ramp
+from p2pavg.forecast.laws import HOUR, INITIAL_WINDOW, PAYLOAD, WORD, LinkProfile, Overheads, ramp
 
 Counts = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -161,7 +161,8 @@ class _Swarms:
         flat, stacked = ((owned * to).sum(1) for to in (to_peers, to_groups))
         longer = _FLAT * seconds
         about = np.where(self._flat(longer, self._carried(longer)), flat, to_deputies + stacked)
-        return 2 * self.size / 1e9 * least, 2 * self.size / 1e9 * about
+        both = 2 * self.size / PAYLOAD / 1e9
+        return both * least, both * about
 
     def _may_fit(self, seconds: F64) -> Bools:
         """Whether a transfer of so long meets the conditions of a flat plan, or of one of two levels."""

@@ -17,6 +17,7 @@ from p2pavg.forecast.laws import (
     BYTES,
     CHUNK,
     INITIAL_WINDOW,
+    PAYLOAD,
     LinkProfile,
     Overheads,
     PeerProfile,
@@ -297,4 +298,9 @@ def _overheads(job: Workload, swarm: Swarm, rounds: Sequence[RoundReport]) -> Ov
     predicted = epoch(job, swarm, found).total
     off = [report.seconds_total / predicted - 1 for report in rounds]
     relative = min(_WIDEST, max(0.01, pstdev(off) if len(off) > 1 else usual.relative))
-    return replace(found, relative=relative)
+    beside = [
+        (report.wire_bytes_sent - report.bytes_sent / PAYLOAD) / (len(report.links) * report.seconds_total)
+        for report in rounds
+        if report.links and report.wire_bytes_sent
+    ]
+    return replace(found, relative=relative, beside=max(0.0, median(beside or [0.0])))

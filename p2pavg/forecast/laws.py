@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any
 
 from p2pavg import codecs
@@ -22,6 +23,7 @@ from p2pavg.report import MemoryReport
 
 CHUNK = 128 * 1024  # values, of long vectors
 FRAME_BYTES = 40  # of a chunk's header on the wire
+PAYLOAD = 1448 / 1500  # of the bytes that a path carries: TCP's and IP's headers take the rest
 
 
 def value_bytes(codec: str, chunk: int = CHUNK) -> float:
@@ -92,7 +94,8 @@ class Overheads:
     """What an epoch takes beside calculation and bytes: round trips of the furthest member, and seconds.
 
     waiting to transfer are counted in round trips; `local` is what is left at a round trip of zero, and
-    `update` is decoding and the optimizer's step. relative: standard deviation of a prediction, as a share.
+    `update` is decoding and the optimizer's step. beside: bytes/s over each link beside averages', such as
+    heartbeats and acknowledgements. relative: standard deviation of a prediction, as a share.
     """
 
     waiting: float = 0.76
@@ -101,6 +104,7 @@ class Overheads:
     commit: float = 0.9
     local: float = 0.02
     update: float = 0.0
+    beside: float = 0.0
     relative: float = 0.04
 
     @property
@@ -148,7 +152,9 @@ class TransferForecast:
 
 @dataclass(frozen=True, slots=True)
 class EpochForecast:
-    """A predicted epoch, seconds. hidden: what of communication the calculation covers."""
+    """A predicted epoch, seconds. hidden: what of communication the calculation covers. wire: IP bytes by
+    ordered pair of member indices.
+    """
 
     calculation: float
     communication: float
@@ -156,6 +162,7 @@ class EpochForecast:
     transfer: TransferForecast
     rtt: float
     samples: float
+    wire: Mapping[tuple[int, int], float]
 
     @property
     def total(self) -> float:
@@ -286,7 +293,12 @@ def epoch(
     hidden = min(calculation, communication) if job.delayed else 0.0
     waits = max(0.0, communication - calculation) if job.delayed else 0.0
     samples = job.target + swarm.sps * min(waits, WORD * swarm.rtt)
-    return EpochForecast(calculation, communication, hidden, moved, swarm.rtt, samples)
+    beside = overheads.beside * (calculation + communication - hidden)
+    wire = {
+        pair: moved.sent.get(pair, 0.0) / PAYLOAD + beside
+        for pair in permutations(range(len(swarm.members)), 2)
+    }
+    return EpochForecast(calculation, communication, hidden, moved, swarm.rtt, samples, wire)
 
 
 def smallest_target(swarm: Swarm, found: EpochForecast, efficiency: float | None = None) -> float:
@@ -303,7 +315,7 @@ def dollars_per_hour(
     rent = sum(member.dollars_hour for member in members)
     per_epoch = sum(
         count / 1e9 * per_gb.get((members[i].region, members[j].region), 0.0)
-        for (i, j), count in found.transfer.sent.items()
+        for (i, j), count in found.wire.items()
     )
     return rent, per_epoch * HOUR / found.total
 

@@ -237,7 +237,7 @@ def _figures(swarm: Swarm, found: EpochForecast, half_width: float, terms: _Term
     sps, members = found.samples_per_second, swarm.members
     between: dict[str, float] = {}
     traffic: dict[str, dict[str, float]] = {}
-    for (i, j), count in found.transfer.sent.items():
+    for (i, j), count in found.wire.items():
         ends = members[i].region, members[j].region
         named = f"{ends[0] or '?'} to {ends[1] or '?'}"
         between[named] = between.get(named, 0.0) + count
@@ -258,6 +258,10 @@ def _figures(swarm: Swarm, found: EpochForecast, half_width: float, terms: _Term
         "shares": list(found.transfer.shares),
         "parts": parts,
         "bytes_between_regions": between,
+        "bytes_per_epoch": {
+            "averages": sum(found.transfer.sent.values()),
+            "wire": sum(found.wire.values()),
+        },
         "peers": len(members),
     }
 

@@ -153,7 +153,8 @@ def test_dollars_are_rent_and_bytes_between_regions() -> None:
     found = epoch(Workload(1000, 1e9), swarm)
     rent, traffic = dollars_per_hour(found, swarm.members, {("us", "eu"): 0.08})
     assert rent == 3.0
-    assert traffic == pytest.approx(found.transfer.sent[0, 1] / 1e9 * 0.08 * 3600 / found.total)
+    assert found.wire[0, 1] == pytest.approx(found.transfer.sent[0, 1] * 1500 / 1448)  # headers are paid for
+    assert traffic == pytest.approx(found.wire[0, 1] / 1e9 * 0.08 * 3600 / found.total)
     per_million = dollars_per_million(found, rent + traffic)
     assert per_million == pytest.approx((rent + traffic) / 3600 / found.samples_per_second * 1e6)
 
@@ -249,6 +250,19 @@ def test_a_type_takes_the_memory_of_the_reports_that_name_it() -> None:
     evidence = from_reports(told)
     assert evidence.memory_of("T4") == MemoryReport(7, 80, 30, 40)
     assert evidence.memory_of("A10") == MemoryReport(3, 0, 1, 0)
+
+
+def test_what_links_carry_beside_averages_is_foretold_and_paid_for() -> None:
+    """Heartbeats and acknowledgements, as the reports count them, by pairs of peers and by time."""
+    told = reports()
+    assert from_reports(told).overheads.beside == 0.0  # reports that count no IP bytes
+    frames = round(told[0].links[0].bytes_sent * 1500 / 1448)
+    told = [replace(each, links=(replace(each.links[0], wire_bytes_sent=frames + 8_000),)) for each in told]
+    evidence = from_reports(told)
+    assert evidence.overheads.beside == pytest.approx(1000.0, rel=0.01)
+    found = epoch(evidence.job, evidence.swarm, evidence.overheads)
+    counted = 2 * told[0].wire_bytes_sent
+    assert sum(found.wire.values()) == pytest.approx(counted, rel=0.01)
 
 
 def test_few_epochs_give_a_wide_interval() -> None:

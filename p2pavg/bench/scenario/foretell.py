@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from p2pavg.bench.scenario.replay import Sleeper, Training
-from p2pavg.forecast.laws import EpochForecast, LinkProfile, PeerProfile, Swarm, Workload, epoch
+from p2pavg.forecast.laws import PAYLOAD, EpochForecast, LinkProfile, PeerProfile, Swarm, Workload, epoch
 from p2pavg.lab.topology import Topology
 
-PAYLOAD = 1448 / 1500  # of the bytes that a path carries: TCP's and IP's headers take the rest
 _FASTEST_MBPS = 1e6  # where a path has no limit
 
 
