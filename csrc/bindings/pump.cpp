@@ -75,7 +75,7 @@ nb::list stats(const Pump &pump, int64_t link) {
     nb::list out;
     for (const StreamStats &s : pump.stats(link))
         out.append(nb::make_tuple(s.stream, s.bytes_sent, s.bytes_received, s.rtt, s.window, s.delivery_rate, s.unacked,
-                                  s.last_received_at, s.retransmits, s.unsent));
+                                  s.last_received_at, s.retransmits, s.unsent, s.unread));
     return out;
 }
 

@@ -197,8 +197,11 @@ StreamStats Stream::stats() const {
     socklen_t size = sizeof info;
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
         // The kernel's counters include bytes below the low-water mark, which this stream has not read.
-        if (info.tcpi_bytes_received > arrived_before_)
+        if (info.tcpi_bytes_received > arrived_before_) {
             out.last_received_at = std::max(out.last_received_at, monotonic() - 1e-3 * info.tcpi_last_data_recv);
+            const uint64_t arrived = info.tcpi_bytes_received - arrived_before_;
+            out.unread = arrived > out.bytes_received ? arrived - out.bytes_received : 0;
+        }
         out.rtt = 1e-6 * info.tcpi_rtt;
         out.window = static_cast<uint64_t>(info.tcpi_snd_cwnd) * info.tcpi_snd_mss;
         out.delivery_rate = 8.0 * static_cast<double>(info.tcpi_delivery_rate);

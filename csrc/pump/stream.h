@@ -28,6 +28,7 @@ struct StreamStats {
     double delivery_rate = 0;  // bit/s
     uint64_t unacked = 0;  // sent bytes without acknowledgement
     uint64_t unsent = 0;   // bytes in the kernel that are not sent yet
+    uint64_t unread = 0;   // bytes in the kernel that this stream has not read, as below its low-water mark
     double last_received_at = 0;
     uint32_t retransmits = 0;
 };

@@ -22,6 +22,8 @@ int checked(int fd, const char *what) {
     return fd;
 }
 
+constexpr size_t kSteps = 16;  // of all streams of a link, before other links have their turn
+
 thread_local const Worker *current = nullptr;
 
 }  // namespace
@@ -199,6 +201,15 @@ void Worker::wait(int timeout) {
     }
 }
 
+// Each link gets as many steps, however many streams it has: on a busy machine a lone stream between two neighbours
+// would else get a small part of what each far link gets.
+bool Worker::step(Stream &stream) {
+    const size_t streams = std::max<size_t>(1, stream.link()->open_streams());
+    for (size_t steps = std::max<size_t>(1, kSteps / streams); steps > 1; --steps)
+        if (!stream.step()) return false;
+    return stream.step();
+}
+
 void Worker::run() {
     current = this;
     pthread_setname_np(pthread_self(), "p2pavg-pump");
@@ -211,7 +222,7 @@ void Worker::run() {
         batch.swap(active_);
         for (auto &stream : batch) {
             stream->active = false;
-            if (!stream->closed() && stream->step()) activate(stream);
+            if (!stream->closed() && step(*stream)) activate(stream);
         }
         batch.clear();
         if (!local_.empty() && !local_.back()->reduce_local_chunk()) local_.pop_back();

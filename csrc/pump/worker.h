@@ -72,6 +72,7 @@ class Worker {
     void run();
     void run_tasks();
     void wait(int timeout_ms);
+    bool step(Stream &stream);  // false: it can do nothing now
     void run_timers(double now);
     int timeout_ms(double now) const;
 

@@ -123,6 +123,13 @@ class StreamStats:
     last_received_at: float  # time.monotonic(), 0.0 = never
     retransmits: int = 0
     unsent_bytes: int = 0  # handed to the kernel and not sent yet, as window or path are full
+    # In the kernel of this side: arrived, but not read, as the engine is busy or awaits the rest of a chunk.
+    unread_bytes: int = 0
+
+    @property
+    def arrived_bytes(self) -> int:
+        """Bytes that have come so far, whether they are read or not."""
+        return self.bytes_received + self.unread_bytes
 
     @property
     def acked_bytes(self) -> int:

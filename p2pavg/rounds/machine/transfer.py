@@ -46,7 +46,8 @@ class TransferRules:
         proposal.done_at.note(peer, core.now)
         self._note(proposal, peer, (), (), NOTHING)
         if len(proposal.done) < len(proposal.voting):
-            self.watch()
+            if abs(2 * len(proposal.done) - len(proposal.voting)) <= 4:
+                self.watch()  # from the majority on it is known how long the others may need
             return
         equal, wrong = agree(proposal.done, proposal.members, proposal.plan, self.disputes, core.here.epoch)
         if not equal:
@@ -129,8 +130,7 @@ class TransferRules:
             return
         if any(rank >= len(proposal.members) for rank in (*message.contributions, *message.results)):
             return
-        proposal.heard[peer] = core.now
-        self.watch()
+        proposal.heard[peer] = core.now  # the timer finds that out when it fires
         self._note(proposal, peer, message.contributions, message.results, message.lacks)
         if proposal.stalls and Timer.JUDGE not in core.timers:
             core.arm(Timer.JUDGE, core.now + core.deadlines.judge())

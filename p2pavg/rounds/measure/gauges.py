@@ -167,12 +167,19 @@ class Gauges:
         progress = self._jobs.progress(transfer)
         return ev.JobProgressed(transfer, self.ranks(job, progress), progress.first_byte_at)
 
+    def _arrived(self, link: int) -> int:
+        """Bytes that have come from a peer. A busy machine reads late what has come, and a chunk of a short
+        path is read at once when it is whole.
+        """
+        unread = sum(stream.unread_bytes for stream in self._engine.stats(link))
+        return self._engine.traffic(link)[1] + unread
+
     def ranks(self, job: JobInProgress, progress: JobProgress) -> tuple[ev.RankProgress, ...]:
         """How far the exchange with each member is."""
         ranks = []
         for rank, link in enumerate(job.links):
             contributions, results = job.expected(rank)
-            received = 0 if rank == job.rank else self._engine.traffic(link)[1]
+            received = 0 if rank == job.rank else self._arrived(link)
             ranks.append(
                 ev.RankProgress(
                     progress.contributions_received[rank],

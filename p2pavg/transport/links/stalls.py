@@ -53,9 +53,9 @@ class LinkWatch:
             acked = row.acked_bytes
             stream = self.streams.get(row.stream)
             if stream is None:
-                self.streams[row.stream] = _Stream(row.bytes_received, acked, False, 0.0, now, row.rtt_s)
+                self.streams[row.stream] = _Stream(row.arrived_bytes, acked, False, 0.0, now, row.rtt_s)
                 continue
-            if row.bytes_received - stream.received > _QUIET_BYTES:
+            if row.arrived_bytes - stream.received > _QUIET_BYTES:
                 stream.busy_at = self.busy_at = now
             if acked > stream.acked:
                 if stream.waiting:
@@ -63,7 +63,7 @@ class LinkWatch:
                 stream.acked_at = self.acked_at = now
             elif not (row.unacked_bytes and stream.waiting):
                 stream.acked_at = now
-            stream.received, stream.acked, stream.rtt_s = row.bytes_received, acked, row.rtt_s
+            stream.received, stream.acked, stream.rtt_s = row.arrived_bytes, acked, row.rtt_s
             stream.waiting = row.unacked_bytes > 0
             stream.idle = row.unacked_bytes + row.unsent_bytes < _QUIET_BYTES
 

@@ -57,6 +57,12 @@ class TestStalls:
         assert RankWatch(0.0).suspicious(1.0 + PATIENCE + 0.01, RTT, link)
         assert not RankWatch(1.5).suspicious(1.0 + PATIENCE + 0.01, RTT, link)
 
+    def test_a_stream_whose_bytes_wait_to_be_read_is_not_quiet(self):
+        """They are asked for again only when none arrive: on a busy machine the engine reads them late."""
+        unread = dataclasses.replace(row(0, received=100_000), unread_bytes=50_000)
+        link = self.watch((0.0, [row(0)]), (1.0, [row(0, received=100_000)]), (1.0 + PATIENCE, [unread]))
+        assert not RankWatch(0.0).suspicious(1.0 + PATIENCE + 0.01, RTT, link)
+
     def test_lost_stream(self):
         """A stream that closed during the job is suspicious; one that closed before is not."""
         link = self.watch((0.0, [row(0), row(1)]), (1.0, [row(0, received=90_000)]))

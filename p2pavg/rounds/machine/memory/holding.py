@@ -11,6 +11,7 @@ from p2pavg.rounds.protocol.messages import Committed
 from p2pavg.rounds.protocol.roles import Seat
 
 MOST_TOLD = 63  # members that one tells of its BEGIN: all others, in as large groups as a run has
+FEW_TOLD = 15  # the same in larger groups: a majority of these finds a leader that lies all the same
 
 
 @dataclass(slots=True)
@@ -104,12 +105,16 @@ class Holding:
     @property
     def told_ones(self) -> list[PeerId]:
         """Those whom this member tells of its BEGIN."""
-        return self.next_members[:MOST_TOLD]
+        return self.next_members[: self._most_told]
 
     @property
     def tellers(self) -> frozenset[PeerId]:
         """Those who tell this member of their BEGIN."""
-        return frozenset(self.next_members[-MOST_TOLD:])
+        return frozenset(self.next_members[-self._most_told :])
+
+    @property
+    def _most_told(self) -> int:
+        return MOST_TOLD if len(self.members) <= MOST_TOLD + 1 else FEW_TOLD
 
     def moves(self, now: float) -> bool:
         """Whether missing data still comes."""

@@ -211,11 +211,12 @@ class Deadlines:
         """
         return max(PATIENCE_FLOOR, self._epochs.middle(epoch_so_far))
 
-    def stall(self, peer: PeerId) -> float:
-        """How long the peer's data may show no sign of moving."""
-        return self.scale * (
-            self._chunks.get(peer, _NOTHING).limit(STALL_PRIOR, STALL_FLOOR) + 2 * self.rtt(peer)
-        )
+    def stall(self, peer: PeerId, *, others_move: bool = False) -> float:
+        """How long the peer's data may show no sign of moving. others_move: so does that of others, so that
+        waiting costs little: a busy machine, or losses on the path, may make one link stand for seconds.
+        """
+        floor = STALL_PRIOR if others_move else STALL_FLOOR
+        return self.scale * (self._chunks.get(peer, _NOTHING).limit(STALL_PRIOR, floor) + 2 * self.rtt(peer))
 
     def least_rate(self, peer: PeerId) -> float:
         """The bytes per second from which on data counts as moving."""

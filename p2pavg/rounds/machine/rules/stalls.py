@@ -10,6 +10,8 @@ from p2pavg.rounds.machine.events import RankProgress
 from p2pavg.rounds.machine.rules.deadlines import Deadlines
 from p2pavg.rounds.protocol.ballot import PeerId
 
+MOVES_S = 0.5  # seconds: data that came so lately moves
+
 
 class TransferWatch:
     """One transfer as one member sees it: when each rank's data last moved."""
@@ -70,13 +72,18 @@ class TransferWatch:
         deadline.
         """
         owing: tuple[list[int], list[int]] = [], []
+        still: list[
+            tuple[int, float, bool]
+        ] = []  # rank, seconds without a move, contributions lack
+        moving = False
         for rank, seen in enumerate(self._last):
-            owes = seen.contributions < seen.contributions_expected, seen.results < seen.results_expected
-            if not any(owes):
-                continue
-            peer = self._peers[rank]
-            if peer != self._me and now - self._moved_at[rank] >= self._deadlines.stall(peer):
-                owing[0 if owes[0] else 1].append(rank)
+            lacks = seen.contributions < seen.contributions_expected
+            if (lacks or seen.results < seen.results_expected) and self._peers[rank] != self._me:
+                still.append((rank, now - self._moved_at[rank], lacks))
+                moving = moving or still[-1][1] < MOVES_S
+        for rank, seconds, lacks in still:
+            if seconds >= self._deadlines.stall(self._peers[rank], others_move=moving):
+                owing[0 if lacks else 1].append(rank)
         return tuple(owing[0]), tuple(owing[1])
 
     @property

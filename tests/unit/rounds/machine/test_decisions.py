@@ -103,6 +103,23 @@ def test_a_rank_without_progress_lags_and_a_moving_one_does_not() -> None:
     assert watch.lagging(now) == ((2,), ())
 
 
+def test_one_link_may_stand_for_seconds_while_others_move() -> None:
+    """However regular its chunks were: a busy machine serves it late, or its path lost them. Nobody could
+    finish without the others anyway. Once nothing else is on its way, the usual deadline counts.
+    """
+    watch, now = TransferWatch(0.0, [A, B, C], A, Deadlines()), 0.0
+    for tick in range(1, 28):  # 1 s in which both come, and 1.7 in which one does
+        now = tick * 0.1
+        watch.update(now, [chunks(0, 0), chunks(tick, 99), chunks(min(tick, 10), 99)])
+    assert watch.lagging(now) == ((), ())
+    watch.update(now, [chunks(0, 0), chunks(99, 99), chunks(10, 99)])
+    assert watch.lagging(now) == ((2,), ())
+    for tick in range(28, 45):
+        now = tick * 0.1
+        watch.update(now, [chunks(0, 0), chunks(tick, 99), chunks(10, 99)])
+    assert watch.lagging(now) == ((2,), ())
+
+
 def test_slow_bytes_count_as_movement_and_a_trickle_does_not() -> None:
     """Within a chunk, 100 kB/s keep a rank in the group; 1 kB/s is a stall."""
     watch = TransferWatch(0.0, [A, B, C], A, Deadlines())

@@ -12,7 +12,7 @@ from p2pavg.rounds.machine.rules.deadlines import LOOP_LIMIT
 from p2pavg.rounds.measure import gauges
 from p2pavg.rounds.measure.gauges import Gauges
 from p2pavg.rounds.protocol.roles import LinkFacts
-from p2pavg.transport.engine import LinkHealth
+from p2pavg.transport.engine import SELF, LinkHealth, StreamStats
 
 NOW = 100.0
 
@@ -48,6 +48,18 @@ def test_a_loop_that_stands_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_loop_turns_between_control_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come once a second; heartbeats know better."""
     assert loop_age(monkeypatch, 0.1, control_s=0.9) == 0.1
+
+
+def test_bytes_that_wait_to_be_read_have_come() -> None:
+    """The engine reads a chunk of a short path when it is whole, and late on a busy machine: the peer's data
+    moves all the same.
+    """
+    streams = [StreamStats(number, 0, 0, 0.1, 0, 0.0, 0, 0.0, unread_bytes=70) for number in (0, 1)]
+    engine: Any = SimpleNamespace(traffic=lambda link: (0, 1000), stats=lambda link: streams)
+    job: Any = SimpleNamespace(links=(SELF, 1), rank=0, expected=lambda rank: (4, 0))
+    progress: Any = SimpleNamespace(contributions_received=[0, 2], results_received=[0, 0])
+    read = Gauges(engine, {}, SimpleNamespace())  # type: ignore[arg-type]
+    assert [rank.bytes_received for rank in read.ranks(job, progress)] == [0, 1140]
 
 
 def test_links_are_told_when_their_figures_change() -> None:
