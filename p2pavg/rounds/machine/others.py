@@ -28,7 +28,7 @@ class Peers:
     def on_up(self, event: PeerUp) -> None:
         """A link to a peer is up: tell the peer where this one stands."""
         core = self.core
-        core.linked.up(event)
+        core.linked.up(event, core.now)
         core.forget_words(event.peer)
         core.deadlines.measured_rtt(event.peer, event.rtt_s)
         self._health.pop(event.peer, None)

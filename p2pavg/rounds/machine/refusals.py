@@ -17,6 +17,8 @@ from p2pavg.rounds.protocol.messages import Refuse
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
+MEETING_S = 1.0  # and four round trips: so long after a member came its links to others may be coming up
+ASK_MEETING_S = 0.15  # until a group that still meets is asked again
 MOST_REFUSALS = 3  # of one member in an epoch that name nobody who can be left out
 
 
@@ -97,6 +99,12 @@ class Refusals:
             leading.abort(Cause.ANOTHER_BALLOT, ())
         core.arm(Timer.RETRY, core.now + core.deadlines.retry(peer))
 
+    def _is_meeting(self, peer: PeerId) -> bool:
+        """Whether the peer has come so lately that its links to others may still be coming up."""
+        facts = self.core.linked.get(peer)
+        young = MEETING_S + 4 * self.core.deadlines.longest_rtt()
+        return facts is not None and self.core.now < facts.linked_at + young
+
     def is_too_often(self, peer: PeerId) -> bool:
         """The peer's answer makes this attempt fail, and names nobody whom the leader could leave out.
 
@@ -127,7 +135,12 @@ class Refusals:
                 for other in others
                 if one in proposal.unlinked.get(other, ())
             }
-            if not mutual.issubset(self._parted):
+            new = mutual.difference(self._parted)
+            if any(self._is_meeting(peer) for gap in new for peer in gap):
+                leading.abort(Cause.UNLINKED, (), counts=False)
+                self.core.arm(Timer.RETRY, self.core.now + ASK_MEETING_S)
+                return True
+            if new:
                 self._parted |= dict.fromkeys(mutual, self.core.now)
                 leading.abort(Cause.UNLINKED, (), counts=self._partings > 0)
                 self._partings += 1

@@ -44,6 +44,7 @@ class Facts:
     # Trainers to which the peer gets no link, and since when.
     apart: Mapping[PeerId, float] = field(default_factory=dict)
     met: Collection[PeerId] = ()  # peers that nobody can dial, and to which the peer has a link all the same
+    linked_at: float = 0.0
     relayed: bool = False  # a third member carries this peer's link to the peer
     silent: bool = False  # the link is up, but nothing is heard over it
     committed_at: float = 0.0  # when the peer's pending commit was
@@ -136,7 +137,7 @@ class LinkedPeers:
         facts.silent = silent
         self._enter(facts)
 
-    def up(self, event: PeerUp) -> None:
+    def up(self, event: PeerUp, now: float = 0.0) -> None:
         self.down(event.peer)
         facts = self._facts[event.peer] = Facts(
             event.peer,
@@ -149,6 +150,7 @@ class LinkedPeers:
             event.upload_bps,
             relayed=event.relayed,
             region=event.region,
+            linked_at=now,
         )
         if event.relayed:
             self.relayed.add(event.peer)

@@ -72,9 +72,7 @@ class TransferWatch:
         deadline.
         """
         owing: tuple[list[int], list[int]] = [], []
-        still: list[
-            tuple[int, float, bool]
-        ] = []  # rank, seconds without a move, contributions lack
+        still: list[tuple[int, float, bool]] = []  # rank, seconds without a move, contributions lack
         moving = False
         for rank, seen in enumerate(self._last):
             lacks = seen.contributions < seen.contributions_expected

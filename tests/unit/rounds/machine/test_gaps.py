@@ -115,6 +115,23 @@ def test_two_refusals_that_name_each_other_are_word_enough() -> None:
     assert not any(trace.fields["why"] == "unlinked" for trace in void)
 
 
+def test_links_that_come_up_late_are_waited_for() -> None:
+    """Two members meet half a second after their leader has met both, as newcomers over a long path do: the
+    first round is of all three, none of them without a part.
+    """
+    swarm = Triangle((0, 1), told=())
+    a, b = swarm.blocked
+
+    def meet() -> None:
+        del swarm.swarm.link  # type: ignore[method-assign]
+        swarm.swarm.link(a, b)
+
+    swarm.swarm.world.after(0.5, meet)
+    swarm.epochs(2)
+    assert swarm.contributors(since=0) == {3}
+    assert not any(node.machine.refusals.parted() for node in swarm.nodes)
+
+
 def test_without_a_word_a_leader_goes_on_without_whom_it_has_no_link_to() -> None:
     """What the words are for: when nobody says that there is a gap, the leader's other end is left out."""
     swarm = Triangle((0, 2), told=())
