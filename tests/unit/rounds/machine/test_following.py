@@ -22,12 +22,22 @@ from p2pavg.rounds.machine.events import (
     Received,
     Tick,
 )
-from p2pavg.rounds.machine.healing import DOUBT_S
+from p2pavg.rounds.machine.healing import DOUBT_S, FIRST_ASKED
 from p2pavg.rounds.machine.machine import Machine
 from p2pavg.rounds.machine.memory.config import Config
 from p2pavg.rounds.machine.memory.holding import Holding
 from p2pavg.rounds.protocol.ballot import Ballot, Stage
-from p2pavg.rounds.protocol.messages import Follow, Prepare, Progress, Promise, Query, Refuse, Totals, Unknown
+from p2pavg.rounds.protocol.messages import (
+    Follow,
+    Inquire,
+    Prepare,
+    Progress,
+    Promise,
+    Query,
+    Refuse,
+    Totals,
+    Unknown,
+)
 from p2pavg.rounds.protocol.roles import Role, Seat
 
 ME, DONOR, OTHER, LOST = (name * 20 for name in (b"a", b"b", b"c", b"d"))
@@ -139,6 +149,36 @@ def test_a_ballot_that_is_done_waits_for_a_leader_that_is_heard(leader: str) -> 
     machine.healing.on_ask_timer()
     assert (machine.core.holding is not None) == (leader == "lives")
     assert (machine.core.here.joining is None) == (leader == "lives")
+
+
+def test_some_of_those_ahead_are_asked_about_a_ballot_and_the_others_if_they_are_mute() -> None:
+    """First its members. Nobody is asked twice; when nobody knows, this peer goes to the others' state."""
+    machine, ahead = alone(), [bytes([1 + number]) * 20 for number in range(40)]
+    machine.handle(PeerUp(DONOR, 0, HERE, leader=DONOR), 0.1)
+    ballot = Ballot(0, 0, DONOR, 1, HERE)
+    seats = tuple(Seat(peer, True) for peer in (ME, DONOR, ahead[-1]))
+    machine.core.promises.add(ballot)
+    machine.core.hold(Holding(ballot, seats, 0, Plan((Part(0, 0, 5),)), 0.1, Stage.OPEN, begun=True))
+    asked: list[bytes] = []
+
+    def tick(now: float) -> None:
+        sends = [action for action in machine.handle(Tick(), now) if isinstance(action, Send)]
+        asked.extend(s.peer for s in sends if isinstance(s.message, Inquire) and s.peer in ahead)
+
+    for peer in ahead:
+        machine.core.linked.up(PeerUp(peer, 1, AHEAD))
+    tick(0.2)
+    assert asked[0] == ahead[-1]
+    assert len(asked) == FIRST_ASKED
+    for tenth in range(3, 30):
+        tick(tenth / 10)
+        if len(asked) > FIRST_ASKED:
+            break
+    assert sorted(asked) == sorted(ahead)
+    assert machine.core.holding is not None
+    machine.handle(Received(ahead[0], Unknown(ballot, 1, AHEAD)), machine.core.now + 0.01)
+    assert machine.core.holding is None
+    assert machine.core.here.joining == (1, AHEAD)
 
 
 @pytest.mark.parametrize("word", ["totals", "proposal"])

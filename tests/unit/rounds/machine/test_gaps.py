@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from p2pavg.plan import Plan
+from p2pavg.plan.part import Part
 from p2pavg.rounds.machine import events as ev
+from p2pavg.rounds.machine.actions import Send
+from p2pavg.rounds.machine.machine import Machine
+from p2pavg.rounds.machine.memory.config import Config
 from p2pavg.rounds.machine.rules.camps import BELIEVED_S, LinkedPeers, ends, gaps
+from p2pavg.rounds.machine.rules.deadlines import LINKS_TOLD
+from p2pavg.rounds.protocol.ballot import PeerId
+from p2pavg.rounds.protocol.messages import Progress
 from tests.simulation.calm import Calm
 from tests.simulation.trainer import Node
 
@@ -216,3 +225,30 @@ def test_a_leader_with_a_gap_leads_the_round_that_was_promised_to_it() -> None:
     assert core.leader() == leader.me
     core.suspect(leader.me)
     assert core.leader() not in (leader.me, other.me)
+
+
+@pytest.mark.parametrize("how", ["relayed", "apart"])
+def test_many_links_that_change_are_told_in_two_words(how: str) -> None:
+    """Forty links come by a relay, or are given up, within 40 ms: everybody hears of the first at once, and
+    of all after a quarter of a second.
+    """
+    here, leader, others = b"h" * 32, b"l" * 20, [bytes([1 + number]) * 20 for number in range(40)]
+    config = Config(
+        me=b"m" * 20, run_id="r", epoch=0, lineage=here, target=12, plan=lambda _: Plan((Part(0, 0, 5),))
+    )
+    one, told, last = Machine(config, 0.0), Counter[PeerId](), dict[PeerId, Progress]()
+
+    def feed(event: ev.Event, now: float) -> None:
+        for action in one.handle(event, now):
+            if isinstance(action, Send) and isinstance(action.message, Progress):
+                told[action.peer] += 1
+                last[action.peer] = action.message
+
+    feed(ev.PeerUp(leader, 0, here, leader=leader), 0.1)
+    told.clear()
+    for number, peer in enumerate(others):
+        up, apart = ev.PeerUp(peer, 0, here, relayed=True), ev.Apart(frozenset(others[: number + 1]))
+        feed(up if how == "relayed" else apart, 1.0 + number / 1000)
+    feed(ev.Tick(), 1.0 + LINKS_TOLD)
+    assert last[leader].apart == tuple(others)
+    assert max(told.values()) <= 3
