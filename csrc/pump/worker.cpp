@@ -22,7 +22,7 @@ int checked(int fd, const char *what) {
     return fd;
 }
 
-constexpr size_t kSteps = 16;  // of all streams of a link, before other links have their turn
+constexpr size_t kSteps = 16;  // of a link, by all its streams, and of a job by itself, before others have their turn
 
 thread_local const Worker *current = nullptr;
 
@@ -225,7 +225,8 @@ void Worker::run() {
             if (!stream->closed() && step(*stream)) activate(stream);
         }
         batch.clear();
-        if (!local_.empty() && !local_.back()->reduce_local_chunk()) local_.pop_back();
+        for (size_t chunks = kSteps; chunks > 0 && !local_.empty(); --chunks)
+            if (!local_.back()->reduce_local_chunk()) local_.pop_back();
     }
     while (!streams_.empty()) streams_.back()->close();
     active_.clear();
