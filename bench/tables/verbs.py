@@ -91,7 +91,7 @@ TOLD = (
     *("codec", "demo", "seeds", "gpu", "gpu_kernels", "pump_loopback", "lab_truth", "line_rate", "versus"),
     "beside",
     *SECURITY,
-    *("kills", "simulation", "world"),
+    *("kills", "scenario", "simulation", "world"),
     *FIELDS,
 )
 

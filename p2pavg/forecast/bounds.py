@@ -72,7 +72,7 @@ class Bounds:
     def __init__(self, inventory: Inventory, overheads: Overheads) -> None:
         offers = inventory.offers
         self.job, self.overheads = inventory.job, overheads
-        self.size = (inventory.job.contribution_bytes + inventory.job.result_bytes) / 2
+        self.size = inventory.job.nbytes
         self.sps = np.array([offer.sps for offer in offers])
         self.rent = np.array([offer.dollars_hour for offer in offers])
         self.card = np.array([min(offer.up or _ANY, offer.down or _ANY) for offer in offers])

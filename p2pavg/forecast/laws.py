@@ -129,12 +129,9 @@ class Workload:
     steps: float = 0.0
 
     @property
-    def contribution_bytes(self) -> float:
-        return self.values * BYTES[self.contribution]
-
-    @property
-    def result_bytes(self) -> float:
-        return self.values * BYTES[self.result]
+    def nbytes(self) -> float:
+        """Of the encoded vector, one way: the mean of contribution and result."""
+        return self.values * (BYTES[self.contribution] + BYTES[self.result]) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +198,7 @@ def transfer(job: Workload, swarm: Swarm, plan: Topology = Topology.AUTO) -> Tra
     near = [link.rtt for (i, j), link in links.items() if groups[i] == groups[j]]
     question = PlanInputs(
         numel=max(n, round(job.values)),
-        nbytes=round((job.contribution_bytes + job.result_bytes) / 2),
+        nbytes=round(job.nbytes),
         members=[Capacity(member.up, member.down) for member in members],
         links=link_rates(n, {pair: link.rate for pair, link in links.items()}),
         groups=groups,

@@ -99,7 +99,7 @@ def run_predict(args: argparse.Namespace) -> int:
     figures = _figures(swarm, found, evidence.half_width, terms)
     places = sorted({member.region for member in swarm.members})
     figures["without"] = [
-        {"region": place, **_change(job, swarm, place, terms)} for place in places if len(places) > 1
+        {"region": place, **_change(found, job, swarm, place, terms)} for place in places if len(places) > 1
     ]
     figures["hides_from"] = _hides_from(job, swarm, terms)
     figures["overshoot_at_most"] = job.steps if args.target_batch_size is not None else 0.0
@@ -266,10 +266,12 @@ def _figures(swarm: Swarm, found: EpochForecast, half_width: float, terms: _Term
     }
 
 
-def _change(job: Workload, swarm: Swarm, region: str, terms: _Terms) -> dict[str, float | None]:
-    """The changes when a region is left out, as shares."""
+def _change(
+    before: EpochForecast, job: Workload, swarm: Swarm, region: str, terms: _Terms
+) -> dict[str, float | None]:
+    """The changes when a region is left out, as shares. before: with it."""
     fewer = swarm.only([i for i, member in enumerate(swarm.members) if member.region != region])
-    before, after = terms.epoch(job, swarm), terms.epoch(job, fewer)
+    after = terms.epoch(job, fewer)
     costs = [
         dollars_per_million(found, terms.dollars_hour(found, who) or 0.0)
         for found, who in ((before, swarm), (after, fewer))

@@ -66,7 +66,7 @@ def test_few_bytes_take_the_round_trips_of_slow_start() -> None:
     assert ramp(LinkProfile(0.0004, 1.25e8), 1e9) == 0.0
     swarm = pair()
     job = Workload(1, 1e8)
-    assert transfer(job, swarm).seconds == pytest.approx(job.result_bytes / 1e8 + full, rel=0.001)
+    assert transfer(job, swarm).seconds == pytest.approx(job.nbytes / 1e8 + full, rel=0.001)
 
 
 def test_the_last_results_follow_the_last_contributions() -> None:
