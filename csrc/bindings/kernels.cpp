@@ -115,6 +115,7 @@ void bind_kernels(nb::module_ &m) {
     m.def("lz4_unpack", &lz4_unpack, "data"_a.noconvert(), "dst"_a.noconvert());
     m.def("lz4_sample", &lz4_sample, "data"_a.noconvert());
     m.def("lz4_speed", &p2pavg_lz4_speed);
+    m.def("lz4_assume_speed", &p2pavg_lz4_assume_speed, "speed"_a);
     m.def("isa", &p2pavg_isa);
     m.def("select_isa", &p2pavg_select_isa, "name"_a);
 }

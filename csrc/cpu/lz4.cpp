@@ -1,6 +1,7 @@
 #include "lz4.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 
@@ -12,6 +13,8 @@ constexpr size_t kLastLiterals = 5;     // no match may cover these last bytes o
 constexpr size_t kLastMatchStart = 12;  // no match may begin nearer to the block's end
 constexpr size_t kHashBits = 12;
 constexpr size_t kSampled = 256, kSamples = 16;
+
+std::atomic<double> assumed_speed{-1.0};
 
 uint32_t word(const uint8_t *p) {
     uint32_t v;
@@ -152,7 +155,11 @@ double p2pavg_lz4_sample(const uint8_t *src, size_t n) {
     return left ? static_cast<double>(left) / static_cast<double>(taken) : 1.0;
 }
 
+void p2pavg_lz4_assume_speed(double speed) { assumed_speed.store(speed, std::memory_order_relaxed); }
+
 double p2pavg_lz4_speed() {
+    const double assumed = assumed_speed.load(std::memory_order_relaxed);
+    if (assumed >= 0.0) return assumed;
     static const double speed = [] {
         constexpr size_t n = 64 << 10;
         static uint8_t data[n], packed[n];

@@ -18,3 +18,6 @@ double p2pavg_lz4_sample(const uint8_t *src, size_t n);
 
 // Bytes/s that this processor packs when half of them are zeros; measured once, in about a millisecond.
 double p2pavg_lz4_speed();
+
+// Makes p2pavg_lz4_speed return that instead; 0: nothing is packed; below 0: as measured, again. For measurements.
+void p2pavg_lz4_assume_speed(double speed);

@@ -157,10 +157,11 @@ bool Stream::load() {
 
 // Packs the chunk in out_.body where packing takes less time than it saves. A chunk of zeros needs no packing.
 void Stream::pack(Header &header) {
-    if (header.length == 0) return;
+    const double speed = p2pavg_lz4_speed();
+    if (header.length == 0 || speed == 0.0) return;
     double left = 0.0;
     if (!p2pavg_all_zero(out_.body, header.length)) {
-        const double rate = shared_.limiter.on() ? 0.0 : link_rate(), speed = p2pavg_lz4_speed();
+        const double rate = shared_.limiter.on() ? 0.0 : link_rate();
         if (rate >= speed) return;
         left = p2pavg_lz4_sample(out_.body, header.length);
         if (left > kWorthPacking || rate >= speed * (1.0 - left)) return;

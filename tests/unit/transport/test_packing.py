@@ -109,6 +109,21 @@ class TestChoice:
         assert blocks.packed(memoryview(bytes(5000)), 1e3) == b""
 
 
+@pytest.mark.skipif(("pump",) not in KINDS, reason="needs the native module")
+async def test_a_processor_that_packs_at_no_speed_packs_nothing() -> None:
+    """With an assumed speed of 0, for measurements, not even zeros are packed; afterwards they are again."""
+    zeros = [np.zeros(1 << 16, np.float32)] * 2
+    for speed, packs in ((0.0, False), (-1.0, True)):
+        compiled.lz4_assume_speed(speed)
+        swarm = Swarm(("pump",), 2)
+        try:
+            await Reduction(zeros, [1.0, 1.0], [1 << 15, 1 << 15]).through(swarm)
+            assert (swarm.engines[0].spared() > 0) == packs
+        finally:
+            compiled.lz4_assume_speed(-1.0)
+            swarm.close()
+
+
 @pytest.mark.parametrize("kinds", KINDS, ids="+".join)
 class TestEngines:
     @pytest.mark.parametrize(("codec", "result"), [("none", "none"), ("fp16", "fp16"), ("int4", "int8")])
