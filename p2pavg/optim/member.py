@@ -18,12 +18,13 @@ from p2pavg.membership.table.address import format_host_port
 from p2pavg.optim import live
 from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.outer.local import LocalSteps
+from p2pavg.optim.outer.reference import Reference
 from p2pavg.optim.outer.settings import outer_of
 from p2pavg.optim.process import sigterm
 from p2pavg.optim.resume import Resumable
 from p2pavg.optim.sampling import Sampling
 from p2pavg.optim.training_options import TrainingOptions
-from p2pavg.optim.training_state import TrainingState
+from p2pavg.optim.training_state import FiledState, TrainingState
 from p2pavg.optim.updates.buffers import AveragedBuffers
 from p2pavg.optim.updates.resync import Resync
 from p2pavg.optim.updates.update import HALF_CHANGED, Update
@@ -63,6 +64,8 @@ class RunWrapper(Wrapper):
     _options: TrainingOptions
     _buffers: AveragedBuffers
     _saving: Saving | None
+    _filed: FiledState
+    _reference: Reference | None
     _resumable: Resumable
     _resync: Resync
     _described: list[str]
@@ -95,6 +98,8 @@ class RunWrapper(Wrapper):
         self._state.settle(self._training.epoch)
         self._update = self._make_update(self._training)
         self._update.join()
+        if self._reference is not None:
+            self._reference.restore_unsent()  # unless the swarm's state came on top
         self._aim()
 
     def _aim(self) -> None:
@@ -107,7 +112,7 @@ class RunWrapper(Wrapper):
         found = None if self._saving is None else self._saving.checkpoints.newest()
         if found is None:
             return None
-        self._state.load(found.state.meta, found.state.buffers)
+        self._filed.load(found.state.meta, found.state.buffers)
         self._buffers.restore()
         self._flat.clear()
         if self._masters is not None:

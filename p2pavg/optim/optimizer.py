@@ -32,7 +32,7 @@ from p2pavg.optim.process import company, sigterm, spot
 from p2pavg.optim.resume import SOFTWARE, Resumable, saving
 from p2pavg.optim.sampling import Sampling
 from p2pavg.optim.training_options import TrainingOptions
-from p2pavg.optim.training_state import TrainingState, outline, parameters_of, schema
+from p2pavg.optim.training_state import FiledState, TrainingState, outline, parameters_of, schema
 from p2pavg.optim.updates.agreement import Agreement
 from p2pavg.optim.updates.behind import BehindUpdate
 from p2pavg.optim.updates.buffers import AveragedBuffers
@@ -204,16 +204,19 @@ class CollaborativeOptimizer(Accumulating):
         self._places = places_of(self._flat.params, modules)
         if options.sampler is not None:
             extras[SAMPLER] = options.sampler
-        kept, whole, values = extras, dict(extras), None
+        kept, whole, filed, values = extras, dict(extras), dict(extras), None
         if self._reference is not None:
-            kept[OUTER], whole[OUTER] = (KeptReference(self._reference, whole=it) for it in (False, True))
+            kept[OUTER] = KeptReference(self._reference)
+            whole[OUTER] = KeptReference(self._reference, whole=True, unsent=True)
+            filed[OUTER] = KeptReference(self._reference, unsent=True)
             values = partial(self._reference.views, self._reference.theta)
         self._state = TrainingState(optimizer, scheduler, self._buffers.agreed, kept, values)
         self._described = _describe(optimizer)
         self._outline = outline(optimizer, persistent_buffers(modules))
         self._resumable = Resumable(self.run_id, schema(self._outline), scheduler, self._masters, whole)
         about = About(self.run_id, self._resumable.schema, ", ".join(self._described), SOFTWARE)
-        self._saving = saving(options.checkpoint_dir, options.checkpoint_epochs, about)
+        self._filed = FiledState(self._state, filed)
+        self._saving = saving(options.checkpoint_dir, options.checkpoint_epochs, about, self._filed)
         self._build_peer = partial(Peer, self.run_id, **options.shared())
         live.warn_of_another_model(self.run_id, self._resumable.schema)
         live.enter(self, self._held, self._resumable.schema)
@@ -289,7 +292,7 @@ class CollaborativeOptimizer(Accumulating):
         if self._closed:
             raise ClosedError("this optimizer was closed; build a new one to go on training")
         if self._state.are_swapped:
-            raise ConfigurationError("step() inside opt.swapped(): put the run's parameters back first")
+            raise ConfigurationError("step() inside opt.swapped() or opt.averaged(): end the block first")
         passes, half = self._flat.passes, self._update.lost or self._entering is not None
         if half:
             self._enter_again()

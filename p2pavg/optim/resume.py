@@ -19,7 +19,7 @@ from p2pavg.optim.updates.masters import Masters
 from p2pavg.rounds.state.checkpoints import About, Checkpoints
 from p2pavg.rounds.state.generation_rows import from_rows, to_rows
 from p2pavg.rounds.state.saver import Saving
-from p2pavg.rounds.training import RunStart, Training
+from p2pavg.rounds.training import RunStart, StateSource, Training
 
 log = logging.getLogger("p2pavg.optim")
 CHECKPOINT_EPOCHS = 10
@@ -134,9 +134,13 @@ def check_fresh(optimizer: torch.optim.Optimizer, run_id: str) -> None:
         group.pop(MARK, None)
 
 
-def saving(directory: str | os.PathLike[str] | None, every: int | None, about: About) -> Saving | None:
+def saving(
+    directory: str | os.PathLike[str] | None, every: int | None, about: About, source: StateSource
+) -> Saving | None:
     """The writing of checkpoints that the two options ask for. Raises ConfigurationError."""
-    return None if directory is None else Saving(Checkpoints(directory, about), every or CHECKPOINT_EPOCHS)
+    if directory is None:
+        return None
+    return Saving(Checkpoints(directory, about), every or CHECKPOINT_EPOCHS, source)
 
 
 def numbered(value: Any) -> Any:

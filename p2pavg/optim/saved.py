@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from p2pavg.errors import ClosedError
 from p2pavg.optim.member import Entering, RunWrapper
 from p2pavg.optim.outer.local import LocalSteps
-from p2pavg.optim.outer.reference import Reference
 from p2pavg.optim.resume import MARK
 from p2pavg.optim.updates import options
 from p2pavg.rounds.training import RunStart
@@ -17,8 +16,6 @@ from p2pavg.rounds.training import RunStart
 
 class Saved(RunWrapper):
     """The part of a CollaborativeOptimizer that saves, loads and shows its state."""
-
-    _reference: Reference | None
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state of the run, together with the model's `state_dict()`.
@@ -68,29 +65,29 @@ class Saved(RunWrapper):
             self._entering = Entering(before, 0, known)
             raise
         self._flat.clear()
-        if self._reference is not None:
-            self._reference.restore_unsent()
         self._entering = Entering(start, 0, known)
         self._join(start, known)
         self._entering = None
 
     def _load(self, state: dict[str, Any], ours: Mapping[str, Any] | None) -> RunStart | None:
         """Load the two parts of a state_dict(). Returns where the run stood."""
-        self.inner.load_state_dict(state)
-        self._mirror_inner()
-        if self._reference is not None:
-            self._reference.read()  # what the model holds, unless the run's part tells better
-        start = self._resumable.load(ours)
-        self._buffers.read_agreed()
-        return start
+        with nullcontext() if self._reference is None else self._reference.kept_if_raises():
+            self.inner.load_state_dict(state)
+            self._mirror_inner()
+            if self._reference is not None:
+                self._reference.read()  # what the model holds, unless the run's part tells better
+            start = self._resumable.load(ours)
+            self._buffers.read_agreed()
+            return start
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """Around an evaluation with other weights in the place of the run's, so that no peer gets a copy of
-        them.
+        them. A round behind local steps, or a step behind them, is waited for before.
 
         Put the run's weights back before the block ends; `step()` must wait until then.
         """
+        self._update.settle()
         with self._state.swapped():
             yield
 
@@ -99,10 +96,12 @@ class Saved(RunWrapper):
         """Inside the block, the model holds the swarm's parameters, for evaluations and for saving.
 
         With outer steps they are θ_ref, without what this peer moved since the last outer step; otherwise
-        they are the parameters as they stand. `step()` must wait until the block has ended.
+        they are the parameters as they stand. `step()` must wait until the block has ended. A round behind
+        local steps is waited for before.
         """
         if not isinstance(self._flat, LocalSteps):
             yield
             return
+        self._update.settle()
         with self._state.swapped(), self._flat.shown():
             yield

@@ -129,8 +129,9 @@ class TrainingState:
         digest.update(writer.bytes().data)
         return digest.digest()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, extras: Mapping[str, Stateful] | None = None) -> Snapshot:
         """(meta, sections), to be copied before the next step. Raises StateError for what cannot travel.
+        extras: other than those that peers exchange.
 
         Copying the parameters ends with SwappedError when they are not what the last step left: somebody put
         others in their place, for an evaluation.
@@ -144,7 +145,7 @@ class TrainingState:
             "options": shared_options(optimizer),
             "optimizer": self._optimizer_state(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
-            "extras": {name: extra.state_dict() for name, extra in self._extras.items()},
+            "extras": {name: extra.state_dict() for name, extra in (extras or self._extras).items()},
         }
         meta, sections = {}, {}
         for name, part in parts.items():
@@ -170,9 +171,15 @@ class TrainingState:
         state = self._optimizer.state
         return [dict(state[param]) if param in state else {} for param in parameters_of(self._optimizer)]
 
-    def load(self, meta: Mapping[str, Any], buffers: Mapping[str, U8]) -> None:
-        """Replace the state. Raises StateError, before anything changed, when it is of another model or
-        optimizer, and afterwards when only the scheduler or an extra does not take its part.
+    def load(
+        self,
+        meta: Mapping[str, Any],
+        buffers: Mapping[str, U8],
+        extras: Mapping[str, Stateful] | None = None,
+    ) -> None:
+        """Replace the state, with extras as `snapshot` has them. Raises StateError, before anything changed,
+        when it is of another model or optimizer, and afterwards when only the scheduler or an extra does not
+        take its part.
         """
         params, model_buffers = self._values(), list(self._buffers())
         try:
@@ -207,12 +214,28 @@ class TrainingState:
         try:
             if self._scheduler is not None and parts["scheduler"] is not None:
                 self._scheduler.load_state_dict(parts["scheduler"])
-            load_extras(self._extras, parts["extras"])
+            load_extras(extras or self._extras, parts["extras"])
         except Exception as error:  # whatever PyTorch, or the user's object, makes of what does not fit it
             raise StateError(
                 f"the state does not fit the scheduler or an extra ({type(error).__name__}: {error}); "
                 "build them as the other peers do"
             ) from error
+
+
+class FiledState:
+    """A StateSource of what a file holds: the training state, with extras of its own."""
+
+    def __init__(self, state: TrainingState, extras: Mapping[str, Stateful]) -> None:
+        self._state = state
+        self._extras = extras
+
+    def snapshot(self) -> Snapshot:
+        """As that of the training state."""
+        return self._state.snapshot(self._extras)
+
+    def load(self, meta: Mapping[str, Any], buffers: Mapping[str, U8]) -> None:
+        """As that of the training state."""
+        self._state.load(meta, buffers, self._extras)
 
 
 def _check_form(parts: Mapping[str, Any]) -> None:

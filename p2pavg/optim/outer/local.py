@@ -121,15 +121,22 @@ class LocalSteps(InnerSteps):
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Inside the block, the model holds θ_ref; afterwards its own parameters, to the bit."""
-        own = self._reference.params
+        """Inside the block, the model holds θ_ref; afterwards its own parameters, to the bit, unless they
+        were given up meanwhile.
+        """
+        reference = self._reference
+        if reference.hidden is not None:
+            yield
+            return
         if self._masters is not None:
             self._masters.take_edits()
-        kept = self._reference.hidden = [param.detach().clone() for param in own]
-        self._reference.publish()
+        kept = [param.detach().clone() for param in reference.params]
+        reference.publish()
+        reference.hidden = kept
         try:
             yield
         finally:
-            self._reference.hidden = None
-            with self._reference.changing():
-                torch._foreach_copy_(own, kept)
+            if reference.hidden is kept:
+                reference.hidden = None
+                with reference.changing():
+                    torch._foreach_copy_(reference.params, kept)

@@ -106,6 +106,26 @@ class Reference:
             for index, start in zip(of.params, self.views(theta, of), strict=True)
         ]
 
+    @contextmanager
+    def kept_if_raises(self) -> Iterator[None]:
+        """Around the loading of a state: where that raises, θ_ref and its velocity are again what they were,
+        and the parameters are θ_ref.
+        """
+        before = self.theta.copy(), None if self.velocity is None else self.velocity.copy()
+        try:
+            yield
+        except Exception:
+            self.theta[:] = before[0]
+            if self.velocity is not None and before[1] is not None:
+                self.velocity[:] = before[1]
+            self.publish()
+            raise
+
+    def local(self, of: Fragment) -> list[torch.Tensor]:
+        """θ_local of a fragment, where it is now."""
+        own = self.params if self.hidden is None else self.hidden
+        return [own[index].detach() for index in of.params]
+
     def read(self) -> None:
         """θ_ref <- the model's parameters, when a run begins from them."""
         if self._masters is not None:
@@ -124,8 +144,10 @@ class Reference:
             self._masters.show()
 
     def publish(self, of: Fragment | None = None) -> None:
-        """The parameters of a fragment, or all, <- θ_ref."""
+        """The parameters of a fragment, or all, <- θ_ref. Of all: θ_local is forgotten where it is hidden."""
         there = of or self.fragments.whole
+        if of is None:
+            self.hidden = None
         starts = self.views(self.theta[there.start : there.stop], there)
         with self.changing():
             torch._foreach_copy_([self.params[index] for index in there.params], starts)
@@ -137,7 +159,7 @@ class Reference:
         parameter's dtype has it. kept: the fragment's θ_local in host memory; None: as the parameters are.
         """
         there = of or self.fragments.whole
-        own = [self.params[index].detach().to("cpu") for index in there.params] if kept is None else kept
+        own = [param.to("cpu") for param in self.local(there)] if kept is None else kept
         starts = self._starts(self.theta[there.start : there.stop], there)
         for local, start, moved in zip(own, starts, self.views(out, there), strict=True):
             torch.sub(start, local.float(), out=moved)
@@ -147,11 +169,11 @@ class Reference:
         if self._settings.density is None:
             return None
         found = np.zeros(self.fragments.total, np.float32)
-        self.displacement(found, kept=None if self.hidden is None else [one.cpu() for one in self.hidden])
+        self.displacement(found)
         return found
 
-    def keep_unsent(self, moved: F32) -> None:
-        """Remember Δ of a state that is being loaded, for `restore_unsent`."""
+    def keep_unsent(self, moved: F32 | None) -> None:
+        """Remember Δ of a state that is being loaded, for `restore_unsent`; None: it has none."""
         self._unsent = moved
 
     def restore_unsent(self) -> None:
@@ -221,13 +243,14 @@ class Reference:
 
 
 class KeptReference:
-    """What of the reference is kept beside the model's parameters: its velocity, and with `whole` θ_ref
-    too, and what of its moves a density has not sent.
+    """What of the reference is kept beside the parameters: its velocity; with `whole` θ_ref, where the
+    parameters are the model's; and with `unsent` what of this peer's moves a density has not sent.
     """
 
-    def __init__(self, reference: Reference, *, whole: bool) -> None:
+    def __init__(self, reference: Reference, *, whole: bool = False, unsent: bool = False) -> None:
         self._reference = reference
         self._whole = whole
+        self._has_unsent = unsent
 
     def _vectors(self) -> dict[str, F32]:
         count = len(self._reference.fragments.each)
@@ -237,24 +260,26 @@ class KeptReference:
 
     def state_dict(self) -> dict[str, Any]:
         found = {name: torch.from_numpy(vector).clone() for name, vector in self._vectors().items()}
-        unsent = self._reference.unsent() if self._whole else None
+        unsent = self._reference.unsent() if self._has_unsent else None
         return found if unsent is None else {**found, UNSENT: torch.from_numpy(unsent)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Raises StateError when it was saved with another model, or other outer steps."""
-        wanted = self._vectors()
-        for name, vector in wanted.items():
-            saved = state_dict.get(name)
-            if (
-                not isinstance(saved, torch.Tensor)
-                or saved.dtype != torch.float32
-                or len(saved) != len(vector)
-            ):
+        held = state_dict if isinstance(state_dict, Mapping) else {}
+        for name, vector in self._vectors().items():
+            saved = _vector(held.get(name), len(vector))
+            if saved is None:
                 raise StateError(
                     f"the saved state has no {name} of this model's outer steps; build it as it was saved"
                 )
-            vector[:] = saved.numpy()
-        moved = state_dict.get(UNSENT)
+            vector[:] = saved
         size = self._reference.fragments.total
-        if self._whole and isinstance(moved, torch.Tensor) and moved.shape == (size,):
-            self._reference.keep_unsent(moved.float().numpy())
+        self._reference.keep_unsent(_vector(held.get(UNSENT), size) if self._has_unsent else None)
+
+
+def _vector(saved: object, size: int) -> F32 | None:
+    """So many float32 of a state, in host memory; None: it is something else."""
+    if not isinstance(saved, torch.Tensor) or saved.dtype != torch.float32 or saved.shape != (size,):
+        return None
+    found: F32 | None = None if saved.is_meta else saved.detach().cpu().numpy()
+    return found

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
+
 from p2pavg import codecs
 from p2pavg.errors import ConfigurationError
 
@@ -83,7 +85,8 @@ class Outer:
         ):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not least <= value < below or (name == "lr" and value == 0):
+            taken = _single(value) if number else 0.0
+            if not number or not least <= taken < below or (name == "lr" and taken == 0):
                 raise ConfigurationError(f"Outer({name}=...) cannot be {value!r}; {_RANGES[name]}")
         for name, least in (("overlap", 0), ("accumulate", 1), ("fragments", 1)):
             value = getattr(self, name)
@@ -107,6 +110,12 @@ class Outer:
         if self.density is not None:
             step += f" density=1/{round(1 / self.density)}"
         return step if self.fragments == 1 else f"{step} fragments={self.fragments}"
+
+
+def _single(value: float) -> float:
+    """The number as outer steps have it, in float32."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(min(value, 1e39)))
 
 
 _RANGES = {

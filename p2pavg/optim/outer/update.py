@@ -200,7 +200,7 @@ class OuterUpdate:
         if samples == 0:
             return None
         due = self._fragments.due(moves.training.epoch)
-        params = [moves.reference.params[index] for index in due.params]
+        params = moves.reference.local(due)
         kept: list[torch.Tensor] | None = None
         if all(param.device.type == "cpu" for param in params):
             self._displace(due, None)

@@ -92,7 +92,7 @@ class States:
         self._exchange = StateExchange(donor, self._history, self._asks)
         self._saver: Saver | None = None
         if spec.saving is not None:
-            self._saver = Saver(spec.saving, spec.state, session, lambda: machine.history, self._background)
+            self._saver = Saver(spec.saving, session, lambda: machine.history, self._background)
 
     def _history(self) -> Generations | None:
         return self._machine.history if self._machine.role is Role.TRAINER else None

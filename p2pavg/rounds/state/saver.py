@@ -20,10 +20,11 @@ logger = logging.getLogger("p2pavg.state")
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Where checkpoints go, and every how many epochs."""
+    """Where checkpoints go, every how many epochs, and what they hold."""
 
     checkpoints: Checkpoints
     every: int
+    source: StateSource
 
 
 class Saver:
@@ -32,13 +33,11 @@ class Saver:
     def __init__(
         self,
         saving: Saving,
-        source: StateSource,
         live: Live,
         history: Callable[[], Generations],
         background: Executor,
     ) -> None:
         self._saving = saving
-        self._source = source
         self._live = live
         self._history = history
         self._background = background
@@ -66,7 +65,7 @@ class Saver:
         directory = self._saving.checkpoints.directory
         try:
             manifest, blob = await loop.run_in_executor(
-                self._background, snapshot.take, self._source, self._live, snapshot.Work()
+                self._background, snapshot.take, self._saving.source, self._live, snapshot.Work()
             )
             rows = to_rows(self._history(), manifest.epoch)
             if rows and rows[-1][1] != manifest.lineage:

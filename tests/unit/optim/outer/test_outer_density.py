@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from p2pavg.errors import ConfigurationError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.optim.outer.settings import Outer
 from p2pavg.plan.part import Part
+from p2pavg.rounds.state import snapshot
 from p2pavg.rounds.training import Average
 from tests.unit.optim.fake_swarm import FakeSwarm, encoded
 from tests.unit.optim.outer.test_outer_steps import batch, train, vector
@@ -77,11 +80,15 @@ def swarm(monkeypatch: pytest.MonkeyPatch) -> Gathering:
     return fake
 
 
-def wrap(model: nn.Module, **options: Any) -> CollaborativeOptimizer:
+def wrap(model: nn.Module, folder: Path | None = None, **options: Any) -> CollaborativeOptimizer:
     inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    settings = Outer(density=DENSITY, **options)
     return CollaborativeOptimizer(
-        inner, run_id="density", target_batch_size=16, batch_size_per_step=4, outer=settings
+        inner,
+        run_id="density",
+        target_batch_size=16,
+        batch_size_per_step=4,
+        outer=Outer(density=DENSITY, **options),
+        checkpoint_dir=folder,
     )
 
 
@@ -165,3 +172,25 @@ def test_a_state_dict_holds_what_was_not_sent(swarm: Gathering, shown: bool) -> 
     again.discard()
     assert torch.equal(vector(other), flat(again._reference.views(rest)))
     again.close(0)
+
+
+def test_a_file_holds_what_was_not_sent(swarm: Gathering, tmp_path: Path) -> None:
+    """A peer that begins with a file of checkpoint_dir goes on with the rest of its writer's moves; what
+    peers give each other holds nothing of it.
+    """
+    model, other = net(), net()
+    opt = wrap(model, tmp_path)
+    train(model, opt, range(8))
+    own = vector(model)
+    live = SimpleNamespace(standing=(2, bytes(32)), reading=lambda: nullcontext(lambda: True))
+    assert opt._saving is not None
+    opt._saving.checkpoints.save(*snapshot.take(opt._saving.source, live, snapshot.Work()), [])
+    between = snapshot.take(opt._state, live, snapshot.Work())[1]
+    again = wrap(other, tmp_path)
+    assert again.epoch == 2
+    assert np.array_equal(again._reference.theta, opt._reference.theta)
+    torch.testing.assert_close(vector(other), own, atol=1e-6, rtol=0)
+    assert not torch.equal(own, flat(opt._reference.views(opt._reference.theta)))
+    assert len(between) < snapshot.take(opt._filed, live, snapshot.Work())[1].nbytes
+    for each in (opt, again):
+        each.close(0)
