@@ -32,6 +32,18 @@ EMPTY = (
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
+def check_averaged(params: Sequence[torch.Tensor]) -> None:
+    """Raises ConfigurationError unless each of an optimizer's parameters is one that peers can average."""
+    if len({id(param) for param in params}) != len(params):
+        raise ConfigurationError("a parameter occurs twice in the optimizer; list each parameter once")
+    for param in params:
+        if param.dtype not in FLOATS:
+            raise ConfigurationError(
+                f"a parameter of dtype {param.dtype} cannot be averaged; use float32, float16, bfloat16 "
+                "or float64 (store complex values as torch.view_as_real of them)"
+            )
+
+
 class Accumulation:
     """The sums of microbatches, and the views of them under all parameters.
 
@@ -49,16 +61,9 @@ class Accumulation:
         extra_size: int = 0,
         open_path: PathOpener = lambda device, numel: None,
     ) -> None:
-        if len({id(param) for param in params}) != len(params):
-            raise ConfigurationError("a parameter occurs twice in the optimizer; list each parameter once")
+        check_averaged(params)
         self.params = list(params)
         self._grad_dtype = grad_dtype
-        for param in self.params:
-            if param.dtype not in FLOATS:
-                raise ConfigurationError(
-                    f"a parameter of dtype {param.dtype} cannot be averaged; use float32, float16, bfloat16 "
-                    "or float64 (store complex values as torch.view_as_real of them)"
-                )
         self.layout: VectorLayout = exchange_layout([param.numel() for param in self.params], extra_size)
         self._reached = Reached(len(self.params))  # shared with the hooks
         self._hooks: dict[int, tuple[Any, Any]] = {}  # index -> (AccumulateGrad node, hook handle)

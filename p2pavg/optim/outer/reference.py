@@ -14,6 +14,7 @@ import torch
 from p2pavg import native
 from p2pavg.errors import StateError
 from p2pavg.native import compiled
+from p2pavg.optim.gradients.accumulation import check_averaged
 from p2pavg.optim.gradients.store import F32, dense_stride
 from p2pavg.optim.outer.fragments import Fragment, Fragments
 from p2pavg.optim.outer.settings import Outer
@@ -74,6 +75,7 @@ class Reference:
         settings: Outer,
         masters: Masters | None = None,
     ) -> None:
+        check_averaged(params)
         self.params = list(params) if masters is None else masters.params
         self._masters = masters
         self.hidden: list[torch.Tensor] | None = None  # θ_local, while the model shows θ_ref

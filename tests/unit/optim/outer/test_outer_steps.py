@@ -503,3 +503,16 @@ def test_a_scaler_and_several_microbatches_a_step_are_refused(swarm: FakeSwarm) 
 def test_equal_numbers_are_equal_terms() -> None:
     """A peer that says momentum=0 goes with one that says 0.0."""
     assert Outer(lr=1, momentum=0).terms() == Outer(lr=1.0, momentum=0.0).terms()
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+def test_parameters_that_cannot_be_averaged_are_refused(swarm: FakeSwarm) -> None:
+    """A complex one would lose its imaginary part, and one that is listed twice would move twice."""
+    model = net()
+    model.register_parameter("turns", nn.Parameter(torch.ones(3, dtype=torch.complex64)))
+    with pytest.raises(ConfigurationError, match="complex64 cannot be averaged"):
+        wrap(model)
+    weight = nn.Parameter(torch.ones(3))
+    inner = torch.optim.SGD([weight, weight], lr=0.1)
+    with pytest.raises(ConfigurationError, match="occurs twice"):
+        CollaborativeOptimizer(inner, "outer", 16, 4, outer=Outer())
