@@ -37,11 +37,19 @@ class InnerSteps:
         self._calls = 0
 
     def tick(self) -> None:
-        """End a microbatch: step, when enough of them have come."""
+        """End a microbatch: step, when enough of them have come. What raises in it comes out, and no gradient
+        steps twice.
+        """
         self._calls += 1
         if self._calls < self._every:
             return
         self._calls = 0
+        try:
+            self._step()
+        finally:
+            self.zero_grad(set_to_none=True)
+
+    def _step(self) -> None:
         grads = [param.grad for param in self._params if param.grad is not None]
         if self._every > 1 and grads:
             torch._foreach_div_(grads, float(self._every))
@@ -50,7 +58,6 @@ class InnerSteps:
         self._move()
         if self._scheduler is not None:
             self._scheduler.step()
-        self.zero_grad(set_to_none=True)
 
     def _move(self) -> None:
         self._inner.step()

@@ -99,6 +99,8 @@ class Outer:
             raise ConfigurationError(
                 f"Outer(sync_every=...) is a whole number of local steps, or None, not {every!r}"
             )
+        if not isinstance(self.nesterov, bool):
+            raise ConfigurationError(f"Outer(nesterov=...) is True or False, not {self.nesterov!r}")
         if self.schedule not in SCHEDULES:
             raise ConfigurationError(f'Outer(schedule=...) is "inner" or "outer", not {self.schedule!r}')
         if self.nesterov and self.momentum == 0:

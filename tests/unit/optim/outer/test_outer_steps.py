@@ -516,3 +516,29 @@ def test_parameters_that_cannot_be_averaged_are_refused(swarm: FakeSwarm) -> Non
     inner = torch.optim.SGD([weight, weight], lr=0.1)
     with pytest.raises(ConfigurationError, match="occurs twice"):
         CollaborativeOptimizer(inner, "outer", 16, 4, outer=Outer())
+
+
+@pytest.mark.parametrize("raising", ["the optimizer", "the scheduler"])
+def test_no_gradient_steps_twice(swarm: FakeSwarm, raising: str) -> None:
+    """What the inner optimizer or the scheduler raises comes out of step() once, and the gradient goes with
+    it, though the loop does not clear it.
+    """
+    model, failures = net(), [RuntimeError("once")]
+
+    def fail(*_: object) -> float:
+        if failures and failing:
+            raise failures.pop()
+        return 1.0
+
+    failing = False
+    opt = wrap(model)
+    opt._flat._scheduler = LambdaLR(opt.inner, fail)
+    failing = True
+    if raising == "the optimizer":
+        opt._flat._scheduler = None
+        opt.inner.register_step_pre_hook(fail)  # type: ignore[arg-type]
+    model(batch(0)).square().mean().backward()
+    with pytest.raises(RuntimeError, match="once"):
+        opt.step()
+    assert all(param.grad is None for param in model.parameters())
+    opt.close(0)
