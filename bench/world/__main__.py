@@ -29,9 +29,6 @@ def main() -> int:
     parser.add_argument("--gradients", action="store_true", help="average gradients, on the spot peers alone")
     parser.add_argument("--lightning", action="store_true", help="the script is Lightning's Trainer's")
     parser.add_argument("--fault-every", type=float, default=30.0, help="seconds; 0: none (default 30)")
-    parser.add_argument(
-        "--quiet", type=float, default=QUIET_S, help=f"seconds before the first ({QUIET_S:g})"
-    )
     parser.add_argument("--out", type=Path, default=Path("out/world"), help="where logs and page go")
     parser.add_argument("--no-replay", action="store_true", help="leave out the losses of one process")
     args = parser.parse_args()
@@ -44,12 +41,12 @@ def main() -> int:
         with World(folder, seed=args.seed, gradients=args.gradients, lightning=args.lightning) as world:
             world.camera.begin()
             world.begin()
-            faults = Faults(world, seed=args.seed, seconds=seconds, every=args.fault_every, quiet=args.quiet)
+            faults = Faults(world, seed=args.seed, seconds=seconds, every=args.fault_every)
             began = time.monotonic()
             due = [began + share * seconds for share in PICTURES]
             foreseen = False
             while (now := time.monotonic()) < began + seconds:
-                if not foreseen and now >= began + args.quiet - 2.0:
+                if not foreseen and now >= began + QUIET_S - 2.0:
                     foreseen = True
                     foresee(world)
                 faults.tick(now)

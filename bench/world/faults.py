@@ -45,13 +45,13 @@ class Planned:
     seconds: float
 
 
-def schedule(seed: int, seconds: float, every: float, quiet: float = QUIET_S) -> list[Planned]:
+def schedule(seed: int, seconds: float, every: float) -> list[Planned]:
     """The faults of a run: each kind comes before one comes again. A pure function."""
     if every <= 0:
         return []
     rng, planned, bag = random.Random(seed), [], list[str]()
     share = min(1.0, seconds / 60 / FULL_MINUTES)
-    at = max(every, quiet)
+    at = max(every, QUIET_S)
     while at < seconds - every / 2:
         if not bag:
             bag = rng.sample(KINDS, len(KINDS))
@@ -72,10 +72,10 @@ def schedule(seed: int, seconds: float, every: float, quiet: float = QUIET_S) ->
 class Faults:
     """Injects the schedule's faults into a world, and ends them."""
 
-    def __init__(self, world: World, *, seed: int, seconds: float, every: float, quiet: float) -> None:
+    def __init__(self, world: World, *, seed: int, seconds: float, every: float) -> None:
         self._world = world
         self._began = time.monotonic()
-        self._planned = schedule(seed, seconds, every, quiet)
+        self._planned = schedule(seed, seconds, every)
         self._seed = seed
         self._undo: list[tuple[float, Callable[[], None]]] = []
         self._moved: dict[str, int] = {}

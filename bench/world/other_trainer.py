@@ -106,6 +106,7 @@ def _torchft(model: torch.nn.Module, config: dict[str, Any]) -> Built:
         replica_id=f"replica{config['rank']}",
         hostname=host,
     )
+    manager.store = store  # whose server ends with the object
     outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     DiLoCo(manager, [model], inner, outer, sync_every=config["every"]).__enter__()
     return inner, f"{host}:{store.port}", manager.current_step, manager.num_participants

@@ -5,6 +5,7 @@ instead. Each system trains the run's model with a plain loop on the six machine
 fault; then one peer that others can dial is killed. torchft, whose replicas dial each other, does the same
 once more with the three that others can dial alone. What is told comes from the scripts' own logs, and from
 what Hivemind says of its rounds. A system that fails is told with its reason, and the next one has its turn.
+What is not played now stays in the file of --json as it was.
 """
 
 from __future__ import annotations
@@ -33,9 +34,14 @@ from p2pavg.errors import P2PAvgError
 from p2pavg.lab import Lab
 
 START_S = 120.0  # until a peer is in the run, or is counted as one that cannot be
-STALL_S = 1.0
 AVERAGED = re.compile(rb"[Aa]veraged \w+ with (\d+) peers")
 VICTIM = "campus"
+SYSTEMS = {  # whose Python, and where
+    "hivemind": who.PLACES,
+    "torchft": who.PLACES,
+    "torchft, without the homes": tuple(place for place in who.PLACES if place.public),
+    "p2pavg": who.PLACES,
+}
 ACCOUNT = (
     *("joined", "samples", "epochs", "longest_step_s", "epochs_after_kill", "longest_step_after_kill_s"),
     *("averaged_with", "failed_steps"),
@@ -180,24 +186,22 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=180.0, help="before the kill (default 180)")
     parser.add_argument("--after", type=float, default=120.0, help="from the kill to the end (default 120)")
     parser.add_argument("--out", type=Path, default=Path("out/others"), help="where the logs go")
+    parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), metavar="SYSTEM")
     add_output_options(parser, plot=False)
     args = parser.parse_args()
     as_nice_as_this()
     shutil.rmtree(args.out, ignore_errors=True)
-    found: dict[str, Any] = {"victim": VICTIM}
-    public = [place for place in who.PLACES if place.public]
-    for name, python, places in (
-        ("hivemind", args.hivemind, who.PLACES),
-        ("torchft", args.torchft, who.PLACES),
-        ("torchft, without the homes", args.torchft, public),
-        ("p2pavg", sys.executable, who.PLACES),
-    ):
-        if not python:
+    path = Path(args.json) if args.json not in (None, "-") else None
+    found: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
+    found = {"victim": VICTIM} | {name: found[name] for name in SYSTEMS if name in found}
+    pythons = {"hivemind": args.hivemind, "torchft": args.torchft, "p2pavg": sys.executable}
+    for name in args.only:
+        system = name.partition(",")[0]
+        if not (python := pythons[system]):
             continue
         folder = args.out.resolve() / name.replace(", ", "-").replace(" ", "-")
         try:
-            system = name.partition(",")[0]
-            found[name] = play(system, python, folder, args.seconds, args.after, places)
+            found[name] = play(system, python, folder, args.seconds, args.after, SYSTEMS[name])
         except (P2PAvgError, OSError, ValueError) as error:
             found[name] = {"failed": str(error)}
         keep(args, found)
