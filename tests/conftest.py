@@ -25,8 +25,9 @@ settings.load_profile("shared machine")
 
 _TESTS = Path(__file__).parent
 _MARKED = ("wan", "chaos", "swarm")
-_WARM = ("chaos", "swarm", "integrations")  # the lab's programs are timed from their start
+_WARM = (*_MARKED, "integrations")
 _FIRST = (*_MARKED, "integrations")  # the long ones
+_SHARING = ("swarm/test_docs_commands.py", "swarm/test_wrong_turns.py")
 _NICE = 5  # of all tests but the lab's, which runs to the millisecond
 _seen: set[str] = set()  # the folders of the tests that this process ran
 
@@ -48,11 +49,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 class _OneLab(LoadScopeScheduling):
     """Under xdist the lab's tests go to one worker: two labs at once would not be on time, and they share
-    results.
+    results. So do those of a file that share swarms, which each worker would start anew.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "lab" if "tests/wan/" in nodeid else nodeid
+        if "tests/wan/" in nodeid:
+            return "lab"
+        file = nodeid.partition("::")[0]
+        return file if file.endswith(_SHARING) else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -71,7 +75,7 @@ def _nothing_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _programs_are_warm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The many programs of swarms are forked from one that has imported what they need."""
+    """The many programs of swarms and labs are forked from one that has imported what they need."""
     if (
         sys.platform == "linux"
         and _folder(request.node) in _WARM

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.swarm, pytest.mark.cold]
+pytestmark = pytest.mark.swarm
 DEADLINE_S = 60.0
 PR_SET_CHILD_SUBREAPER = 36
 

@@ -17,6 +17,7 @@ import pytest
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.lab import Lab, RunningLab, state
+from tests.warm.popen import ROOT, Cold
 
 Wire = Callable[[Lab], Any]
 LAB = [sys.executable, "-m", "p2pavg.lab"]
@@ -201,3 +202,23 @@ def test_a_lab_of_a_user_without_privilege() -> None:
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "wan0" in done.stdout
+
+
+PLACE = """
+import json, os, sys, p2pavg.errors
+routes = "10.77.0.2" in open("/proc/net/fib_trie").read().split()
+place = [os.stat("/proc/self/ns/net").st_ino, routes, os.environ["P2PAVG_LAB_HOST"], sys.argv]
+print(json.dumps([place, "torch" in sys.modules]))
+"""
+
+
+def test_a_forked_program_is_on_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that these tests fork from a warm interpreter is where the system would have started it."""
+    words = [sys.executable, "-c", PLACE, "word"]
+    with Lab("two-300ms") as lab:
+        place, forked = json.loads(lab.run("b", words))
+        assert forked
+        assert place[1:] == [True, "b", ["-c", "word"]]
+        assert json.loads(lab.run("b", ["env", f"PYTHONPATH={ROOT}", *words])) == [place, True]
+        monkeypatch.setattr(subprocess, "Popen", Cold)
+        assert json.loads(lab.run("b", words)) == [place, False]

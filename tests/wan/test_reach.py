@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.reach.__main__ import main
 from p2pavg.lab import Lab
 from p2pavg.lab.topology import parse
 from tests.wan.training import ROOT, lines, train
@@ -31,11 +33,10 @@ rtt_ms = 20
 RUN = "nat"  # of the training script
 
 
-def bench(*arguments: str) -> list[dict[str, Any]]:
-    """What `bench.reach` found of each pair."""
-    command = [sys.executable, "-m", "bench.reach", "--tries", "2", "--json", "/dev/stdout", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
-    found: list[dict[str, Any]] = json.loads(done.stdout[done.stdout.index("{\n") :])["pairs"]
+def bench(path: Path, *arguments: str) -> list[dict[str, Any]]:
+    """What `bench.reach` found of each pair, and wrote to a path."""
+    assert main(["--tries", "2", "--json", str(path), *arguments]) == 0
+    found: list[dict[str, Any]] = json.loads(path.read_text())["pairs"]
     return found
 
 
@@ -47,11 +48,14 @@ def bench(*arguments: str) -> list[dict[str, Any]]:
         ("port/port:independent/port", "reset", 150, "relayed"),
     ],
 )
-def test_two_peers_pass_the_nats_that_can_be_passed(pair: str, early_syn: str, rtt_ms: int, way: str) -> None:
+def test_two_peers_pass_the_nats_that_can_be_passed(
+    pair: str, early_syn: str, rtt_ms: int, way: str, tmp_path: Path
+) -> None:
     """By simultaneous open, whatever becomes of an early SYN; where a port cannot be foreseen, by a relay,
     within three seconds (half as long again here, for a machine that is busy), 300 ms from each other, too.
     """
-    (found,) = bench("--pair", pair, "--early-syn", early_syn, "--rtt-ms", str(rtt_ms))
+    words = ["--pair", pair, "--early-syn", early_syn, "--rtt-ms", str(rtt_ms)]
+    (found,) = bench(tmp_path / "found", *words)
     assert found["ways"][way] == found["tries"] == 2, found
     assert found["seconds_median"] < 4.5, found
 

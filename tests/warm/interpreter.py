@@ -22,16 +22,18 @@ from types import ModuleType
 from typing import Any
 
 MOST = 1 << 20  # bytes of a request
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 OTHERS = ("hf", "lightning", "bench")  # they import frameworks that few programs need
 _libraries: dict[str, ModuleType] = {}
 
 
 @dataclass
 class Program:
-    """What a process becomes. words: those behind `python`."""
+    """What a process becomes. words: those behind `python`. host: of a lab, as `_router enter` takes it."""
 
     words: list[str]
     env: dict[str, str]
+    host: tuple[int, int] | None = None
     folder: str | None = None
     session: bool = False
 
@@ -103,6 +105,8 @@ def _import_all() -> None:
 
 def run(program: Program) -> None:
     """Be `python WORDS`: ends as that ends."""
+    if program.host is not None:
+        _enter(*program.host)
     if program.session:
         os.setsid()
     if program.folder is not None:
@@ -131,6 +135,18 @@ def run(program: Program) -> None:
         with io.open_code(os.path.abspath(words[0])) as file:
             code = compile(file.read(), words[0], "exec")
         exec(code, main.__dict__)
+
+
+def _enter(process: int, descriptor: int) -> None:
+    """Move into the network namespace that a process holds open, out of its user namespace if need be."""
+    setns = ctypes.CDLL(None, use_errno=True).setns
+    opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDONLY)
+    if setns(opened, CLONE_NEWNET) < 0:
+        user = os.open(f"/proc/{process}/ns/user", os.O_RDONLY)
+        if setns(user, CLONE_NEWUSER) < 0 or setns(opened, CLONE_NEWNET) < 0:
+            raise OSError(ctypes.get_errno(), "cannot enter the host's namespace")
+        os.close(user)
+    os.close(opened)
 
 
 def _open_streams() -> None:

@@ -11,12 +11,15 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from p2pavg.lab.lab import ROUTER
+
 ROOT = Path(__file__).parents[2]
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 # Read by the interpreter or by libraries as they start: programs that are told others are started anew.
 EARLY = re.compile(r"PYTHON(?!PATH$|UNBUFFERED$)|(OMP|MKL|OPENBLAS|TORCH|LD|MALLOC|CUDA|MPL)_|P2PAVG_NATIVE$")
 OURS = re.compile(r"(p2pavg(?!\.(lab|launch)\b)|bench|tests)\b")
@@ -44,12 +47,9 @@ class Interpreter:
 
     def start(self, program: Mapping[str, Any], streams: Sequence[int]) -> int:
         """The id of a new process, a child of this one."""
-        _adopt(True)
-        try:
+        with _adopting():
             socket.send_fds(self._control, [json.dumps(program).encode()], streams)
             return int(self._control.recv(32))
-        finally:
-            _adopt(False)
 
 
 def _bare_path() -> list[str]:
@@ -59,9 +59,16 @@ def _bare_path() -> list[str]:
     return [place for place in sys.path if place not in own]
 
 
-def _adopt(whether: bool) -> None:
-    """Orphaned descendants become children of this process, or no longer."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(whether), 0, 0, 0)
+@contextmanager
+def _adopting() -> Iterator[None]:
+    """Orphaned descendants become children of this process, until then."""
+    prctl, before = ctypes.CDLL(None).prctl, ctypes.c_int()
+    prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
 class Warm(subprocess.Popen):  # type: ignore[type-arg]
@@ -98,6 +105,13 @@ def _program(args: Any, env: Mapping[str, str]) -> dict[str, Any] | None:
     if isinstance(args, (str, bytes, os.PathLike)):
         return None
     words = [os.fspath(word) for word in args]
+    host, env = None, dict(env)
+    if words[:2] == [str(ROUTER), "enter"]:  # a program on a host of a lab
+        host, words = [int(word) for word in words[2:4]], words[4:]
+        if words[:1] == ["env"]:
+            words = words[1:]
+            while words and "=" in words[0]:
+                env.update([words.pop(0).split("=", 1)])
     if len(words) < 2 or words[0] != sys.executable or _early(env) != _early(os.environ):
         return None
     if words[1] in ("-c", "-m"):
@@ -108,7 +122,7 @@ def _program(args: Any, env: Mapping[str, str]) -> dict[str, Any] | None:
     path = {os.path.abspath(place) for place in env.get("PYTHONPATH", "").split(os.pathsep) if place}
     if not path <= {str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}:
         return None
-    return {"words": words[1:], "env": dict(env)}
+    return {"words": words[1:], "env": env, "host": host}
 
 
 def _early(env: Mapping[str, str]) -> dict[str, str]:
