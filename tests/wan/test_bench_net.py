@@ -20,16 +20,16 @@ BENCH = [sys.executable, "-m", "p2pavg.bench", "net"]
 ATTEMPTS = 2
 CAPPED = str(Path(__file__).parent / "capped.toml")
 pytestmark = pytest.mark.timeout(400)
-OFTEN = [  # the other links take too long for every run: `pytest -m long`
-    ("two-300ms", None),
-    (CAPPED, None),
+FLOWCAPS = ("clouds-4", "us1:eu1")
+OFTEN = [  # the other links take too long for every run, 300 ms about a minute: `pytest -m long`
     ("lan-4", None),
     ("six-100ms", None),
-    ("clouds-4", "us1:eu1"),
+    FLOWCAPS,
     ("mixed", "a:home"),
 ]
 SELDOM = [
     *((name, None) for name in shipped() if (name, None) not in OFTEN),
+    (CAPPED, None),
     ("clouds-4", "eu1:aus1"),
 ]
 PAIRS = [*OFTEN, *(pytest.param(*pair, marks=pytest.mark.long) for pair in SELDOM)]
@@ -39,7 +39,7 @@ PAIRS = [*OFTEN, *(pytest.param(*pair, marks=pytest.mark.long) for pair in SELDO
 def measured(topology: str, pair: str | None) -> dict[str, Any]:
     """The result as JSON, void when the lab, or the machine, was too busy each time.
 
-    A sweep takes most of a minute: tests that look at one link share its result.
+    A sweep takes long: tests that look at one link share its result.
     """
     words = [*BENCH, "--lab", topology, "--json", "-", *(["--pair", pair] if pair else [])]
     for _ in range(ATTEMPTS):
@@ -83,23 +83,33 @@ def test_rate_and_round_trip_are_the_labs(name: str, pair: str | None) -> None:
 
 
 @pytest.mark.slow
-def test_the_long_link_is_explained() -> None:
-    """Over 300 ms the sweep takes a minute at most, blames the send buffer and counts the streams right."""
-    result = bench("two-300ms", None)
+@pytest.mark.parametrize(
+    ("name", "rtt", "fewest", "most"),
+    [("six-100ms", "100 ms", 3, 5), pytest.param("two-300ms", "300 ms", 9, 13, marks=pytest.mark.long)],
+)
+def test_a_long_link_is_explained(name: str, rtt: str, fewest: int, most: int) -> None:
+    """The sweep takes a minute at most, blames the send buffer and counts the streams right."""
+    result = bench(name, None)
     assert result["seconds"] <= 60
     assert result["one_stream_limited_by"] == "send buffer"
-    assert 9 <= result["best_streams"] <= 13
+    assert fewest <= result["best_streams"] <= most
     assert "net.ipv4.tcp_wmem" in [one["sysctl"] for one in result["advice"]]
-    assert "MB fit in flight over 300 ms" in result["words"][0]
+    assert f"MB fit in flight over {rtt}" in result["words"][0]
 
 
 @pytest.mark.slow
-def test_a_cap_per_flow_is_blamed_on_the_path() -> None:
-    """Where the path caps a stream, no buffer is suggested, and 13 or so streams fill the link."""
-    result = bench(CAPPED, None)
+@pytest.mark.parametrize(
+    ("name", "pair", "mbps", "fewest", "most"),
+    [(*FLOWCAPS, 21, 9, 11), pytest.param(CAPPED, None, 20, 11, 14, marks=pytest.mark.long)],
+)
+def test_a_cap_per_flow_is_blamed_on_the_path(
+    name: str, pair: str | None, mbps: int, fewest: int, most: int
+) -> None:
+    """Where the path caps a stream, no buffer is suggested, and as many streams as it has caps fill it."""
+    result = bench(name, pair)
     assert result["one_stream_limited_by"] == "path"
-    assert result["one_stream_gbps"] == pytest.approx(0.02 * PAYLOAD, rel=0.1)
-    assert 11 <= result["best_streams"] <= 14
+    assert result["one_stream_gbps"] == pytest.approx(1e-3 * mbps * PAYLOAD, rel=0.1)
+    assert fewest <= result["best_streams"] <= most
     assert not {"net.ipv4.tcp_wmem", "net.ipv4.tcp_rmem"} & {one["sysctl"] for one in result["advice"]}
 
 

@@ -39,7 +39,11 @@ def connections(pid: int) -> set[str]:
 
 @pytest.mark.parametrize(
     ("topology", "peers", "numel", "closed"),
-    [("two-300ms", 2, 500_000, False), ("clouds-4", 4, 300_000, True)],
+    [
+        ("six-100ms", 2, 500_000, False),
+        ("clouds-4", 4, 300_000, True),
+        pytest.param("two-300ms", 2, 500_000, False, marks=pytest.mark.long),
+    ],
 )
 def test_a_small_model_costs_what_reports_tell(topology: str, peers: int, numel: int, closed: bool) -> None:
     """From the first packet on, and whatever for: with small vectors a host sends what its reports tell,
