@@ -251,7 +251,7 @@ async def test_a_link_that_loses_its_last_stream_gets_others_or_ends(
         keeper = one.endpoint._keepers[link.id]
         keeper._failures, before = 50, opened  # the next pause lasts half a minute, at least
         await until(lambda: keeper._failures > 50 or opened > before)
-        through[:] = [1, 1] if passes else []
+        through[:] = [1] * 9 if passes else []  # one may fail that the machine was too busy for
         one.engine.detach(link.id, one.engine.streams(link.id)[0])
         if passes:
             await until(lambda: one.engine.streams(link.id))
