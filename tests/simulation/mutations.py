@@ -264,14 +264,14 @@ MUTATIONS: tuple[tuple[Mutation, ...], ...] = (
     (Mutation("no promise to the successor", Member, "freeze", _no_promise),),
     (Mutation("apply when DONE, before COMMIT", Member, "on_job_done", _apply_when_done, (0,)),),
     (
-        Mutation("digests are not compared", TransferRules, "on_done", _trust_digests, (0,)),
+        Mutation("digests are not compared", TransferRules, "on_done", _trust_digests, (17,)),
         Mutation("nor with the own result", Decisions, "on_committed", _trust_fact),
     ),
-    (Mutation("the successor always aborts", succession, "decide", _always_abort, (55,)),),
+    (Mutation("the successor always aborts", succession, "decide", _always_abort, (207,)),),
     (Mutation("the successor commits when anybody is DONE", succession, "decide", _any_done, (59,)),),
     (Mutation("no deadline while waiting for the leader", Waiting, "watch", _wait_for_ever, (0,)),),
     (
-        Mutation("the lineage of a proposal is not looked at", Member, "_cannot", _any_lineage, (62, 65)),
+        Mutation("the lineage of a proposal is not looked at", Member, "_cannot", _any_lineage, (94,)),
         Mutation("nor that of a member", Core, "stands_here", _same_epoch),
         Mutation("nor that of anybody", Facts, "trains_at", _anywhere),
         Mutation("nor of all together", LinkedPeers, "standing", _all_camps),
