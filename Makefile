@@ -26,9 +26,9 @@ LARGE_SEEDS ?= 0:40
 demo: install
 	@$(VENV_PYTHON) examples/demo.py $(ARGS)
 
-# Three at a time on two cores: swarms mostly wait for each other.
+# Four at a time on two cores: swarms mostly wait for each other, and one of the four has the lab.
 test: install
-	@$(VENV_PYTHON) -m pytest -n 3 $(ARGS)
+	@$(VENV_PYTHON) -m pytest -n 4 $(ARGS)
 
 simulation: install
 	@$(VENV_PYTHON) -m tests.simulation --seeds $(SEEDS) --processes 2

@@ -69,20 +69,21 @@ def test_a_language_model_with_trainer(start: Terminal, terminal: int, tmp_path:
 def test_digits_with_lightning(start: Terminal, terminal: int) -> None:
     """Two Lightning trainers train one model, which reads digits."""
     needs("lightning")
-    first = start("examples/lightning_digits.py", "--epochs", "150", stdin=terminal)
+    first = start("examples/lightning_digits.py", "--epochs", "80", stdin=terminal)
     printed = first.line_with("--initial-peers").split()
-    second = start("examples/lightning_digits.py", "--epochs", "150", *printed[-2:])
+    second = start("examples/lightning_digits.py", "--epochs", "80", *printed[-2:])
     for script in (first, second):
         last = last_line(script)
-        assert last.startswith("epoch 150: ")
+        assert last.startswith("epoch 80: ")
         assert float(last.split(": ")[1].split("%")[0]) > 80
 
 
 def test_a_node_of_two_ranks_and_a_single_peer(start: Terminal) -> None:
     """torchrun's two ranks are one peer, a third process is another one, and both read digits."""
-    node = start("-m", "torch.distributed.run", "--nproc-per-node", "2", "examples/ddp_node.py")
+    words = ("examples/ddp_node.py", "--epochs", "150")
+    node = start("-m", "torch.distributed.run", "--nproc-per-node", "2", *words)
     printed = node.line_with("--initial-peers").split()
-    single = start("examples/ddp_node.py", *printed[-2:])
+    single = start(*words, *printed[-2:])
     node.line_with("peers: 2")
     for script in (node, single):
         last = last_line(script)

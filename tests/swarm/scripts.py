@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 LINE_S = 120.0  # until a line is printed that a test waits for
-LM = ("--listen", "127.0.0.1:0", "--target-batch-size", "64", "--epochs", "100", "--validation-windows", "64")
+LM = ("--listen", "127.0.0.1:0", "--target-batch-size", "64", "--epochs", "40", "--validation-windows", "64")
 
 
 class Script:

@@ -100,7 +100,7 @@ class Peer:
         return next(line for line in self.lines() if key in line and wanted in (None, line[key]))
 
 
-@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("closed", [pytest.param(False, marks=pytest.mark.long), True])
 def test_wrong_clocks_disturb_nothing(tmp_path: Path, shim: Path, closed: bool) -> None:
     """Clocks at +5 h and −5 h, and one that jumps a day ahead and then a day back: all train in every epoch,
     nothing is discarded, no attempt fails for it, and nobody logs more than that the run is open.

@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(400)
 @pytest.mark.cold  # all of it as a person starts it
 def test_demo_shows_what_it_promises(tmp_path):
-    """The demo, for half its epochs: a kill, a newcomer, equal bits, and the loss of one process within the
-    spread of five seeds.
+    """The demo, for a third of its epochs: a kill, a newcomer, equal bits, and the loss of one process within
+    the spread of five seeds.
     """
     out = tmp_path / "demo"
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "demo.py"), "--out", str(out), "--epochs", "60"],
+        [sys.executable, str(ROOT / "examples" / "demo.py"), "--out", str(out), "--epochs", "40"],
         capture_output=True,
         text=True,
         timeout=380,

@@ -36,9 +36,10 @@ def test_the_first_waits_until_somebody_is_there(start):
     """The first peer prints the line to paste and waits for Enter or a peer; Ctrl-C then leaves the run with
     the shell's code and no traceback.
     """
+    words = ("--run-id", "waits", *LM, "--epochs", "100000")
     reading, keys = os.pipe()
     with os.fdopen(reading) as stdin:
-        first = start("examples/train_lm.py", "--run-id", "waits", *LM, stdin=stdin.fileno())
+        first = start("examples/train_lm.py", *words, stdin=stdin.fileno())
     first.line_with("Training begins when somebody joins")
     with pytest.raises(subprocess.TimeoutExpired):
         first.process.wait(2.0)
@@ -55,7 +56,7 @@ def test_digits_in_two_terminals(start):
     """The README's own example trains in two terminals and reads digits."""
     node = start("-m", "p2pavg", "bootstrap", "--listen", "127.0.0.1:0")
     address = node.line_with("127.0.0.1:")
-    scripts = [start("examples/digits.py", "--epochs", "300", "--initial-peers", address) for _ in range(2)]
+    scripts = [start("examples/digits.py", "--epochs", "150", "--initial-peers", address) for _ in range(2)]
     for script in scripts:
         assert "--initial-peers" in script.line_with("join with")
         script.line_with("peers: 2")

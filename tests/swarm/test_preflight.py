@@ -52,8 +52,15 @@ opt.close(0.0)
 """
 
 
-@pytest.mark.parametrize("delayed", [False, True])
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize(
+    ("name", "delayed"),
+    [  # each state and each way once; the other two: `pytest -m long`
+        ("adamw", True),
+        ("sgd", False),
+        pytest.param("adamw", False, marks=pytest.mark.long),
+        pytest.param("sgd", True, marks=pytest.mark.long),
+    ],
+)
 def test_the_forecast_is_near_the_peak(name: str, delayed: bool) -> None:
     """Peak resident memory of a training process is within 10% of what was forecast before it wrapped.
 

@@ -49,10 +49,10 @@ def test_one_that_waits_for_a_round_is_not_waited_for(tmp_path: Path) -> None:
         with other.step():
             over.wait(DEADLINE_S)
 
-    with here.step():
-        pass
     thread = threading.Thread(target=wait_in_step)
     thread.start()
+    with here.step():
+        pass
     with here.step():  # begins though the other one has one step less
         over.set()
     thread.join(DEADLINE_S)
