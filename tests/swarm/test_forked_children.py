@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.swarm
+pytestmark = [pytest.mark.swarm, pytest.mark.cold]
 DEADLINE_S = 60.0
 PR_SET_CHILD_SUBREAPER = 36
 
