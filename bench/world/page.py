@@ -64,7 +64,7 @@ def bars(verdict: dict[str, Any]) -> list[Row]:
     said = verdict["prediction"].get("said", {}).get("dollars_per_million")
     came = verdict["prediction"].get("dollars_per_million_came")
     if said is not None and came is not None:
-        rows.append(("dollars for a million samples, foretold", "", f"{came:.2f}, {said:.2f}", None))
+        rows.append(("dollars for a million samples, and as foretold", "", f"{came:.2f}, {said:.2f}", None))
     if verdict.get("loss_of_one_process") is not None:
         apart = verdict["loss"] - verdict["loss_of_one_process"]
         moved = verdict["loss_of_one_process_moved"] - verdict["loss_of_one_process"]
