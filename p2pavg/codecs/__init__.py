@@ -31,7 +31,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from p2pavg import native
+from p2pavg import kinds, native
 from p2pavg.codecs import sparse, twin
 from p2pavg.errors import ConfigurationError
 from p2pavg.native import Buffer, compiled
@@ -166,10 +166,8 @@ class StochasticInt8:
     wire_id: int = twin.INT8
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
-            raise ConfigurationError(
-                f"StochasticInt8 takes a whole number from 0 to 2**64 - 1 as seed, not {self.seed!r}."
-            )
+        for part in ("seed", "epoch", "first"):
+            kinds.check_whole(f"StochasticInt8({part}=...)", getattr(self, part), 0, 2**64 - 1)
 
     def at(self, epoch: int, first: int) -> StochasticInt8:
         """The same codec for a run of elements.

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torch.utils.data import Sampler, get_worker_info
 
+from p2pavg import kinds
 from p2pavg.data.draws import Draws
 from p2pavg.data.permutation import EvenBlocks, Shards
 from p2pavg.data.runs import Run
@@ -19,10 +20,7 @@ AT_A_TIME = 16  # positions that an iterator takes from what the peer holds
 
 
 def _check_int(what: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigurationError(
-            f"{what} of a sampler must be a whole number from {least} to {most}, not {value!r}"
-        )
+    kinds.check_whole(f"{what} of a sampler", value, least, most)
 
 
 class _Drawing:
@@ -107,6 +105,7 @@ class SwarmSampler(_Drawing, Sampler[int]):
         _check_int("length", length, 1, MAX_LENGTH)
         _check_int("seed", seed, 0, (1 << 63) - 1)
         _check_int("block", block, 1, MAX_LENGTH)
+        kinds.check("endless", endless, bool)
         self._blocks = EvenBlocks(length, min(block, length), seed)
         self._endless = endless
         self.draws = Draws(length, min(block, length))
@@ -146,6 +145,8 @@ class SwarmShards(_Drawing):
     def __init__(
         self, urls: Sequence[str], lengths: Sequence[int], seed: int = 0, piece: int = DEFAULT_PIECE
     ) -> None:
+        kinds.check("urls", urls, Sequence[str])
+        kinds.check("lengths", lengths, Sequence[Any])
         urls, lengths = list(urls), list(lengths)
         if not urls or len(urls) != len(lengths):
             raise ConfigurationError(

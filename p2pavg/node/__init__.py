@@ -20,11 +20,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from p2pavg.errors import ConfigurationError
+from p2pavg.kinds import check, seen
 from p2pavg.node.optimizer import NodeOptimizer
 from p2pavg.node.outer import OuterNode
+from p2pavg.optim.arguments import check_optimizer
 
 
 def optimizer_of(inner: torch.optim.Optimizer, group: dist.ProcessGroup, **options: Any) -> NodeOptimizer:
-    """The optimizer of one rank of a node. options: those of CollaborativeOptimizer."""
+    """The optimizer of one rank of a node. options: those of CollaborativeOptimizer.
+
+    Raises ConfigurationError for what cannot work.
+    """
+    check_optimizer(inner)
+    if not isinstance(group, dist.ProcessGroup):
+        raise ConfigurationError(
+            "node_group must be a torch.distributed group whose ranks are one peer, such as "
+            f"torch.distributed.group.WORLD, not {seen(group)}"
+        )
+    if options.get("model") is not None:
+        check("model", options["model"], torch.nn.Module)
     kind = NodeOptimizer if options.get("outer") is None else OuterNode
     return kind(inner, group, **options)

@@ -12,8 +12,10 @@ import torch.distributed as dist
 from torch import nn
 
 from p2pavg.errors import ConfigurationError, P2PAvgError
+from p2pavg.kinds import check_whole
 from p2pavg.node.shards import ParameterShards, local
 from p2pavg.optim import frozen
+from p2pavg.optim.arguments import check_closure
 from p2pavg.optim.gradients.accumulation import EMPTY
 from p2pavg.optim.modules import owning_modules, persistent_buffers
 from p2pavg.optim.optimizer import CollaborativeOptimizer
@@ -103,13 +105,15 @@ class NodeOptimizer(torch.optim.Optimizer):
         """
         loss = None
         if closure is not None:
+            check_closure(closure)
             with torch.enable_grad():
                 loss = closure()
-        samples = batch_size or self._samples
+        samples = self._samples if batch_size is None else batch_size
         if samples is None:
             raise ConfigurationError(
                 "step() does not know its samples: pass batch_size_per_step or batch_size="
             )
+        check_whole("the samples of a step", samples, 1)
         before = self.epoch
         self._count(samples * self._size)
         self.stepped = self.epoch != before

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from p2pavg import kinds
 from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.optim.gradients.flat import FlatGradients
 from p2pavg.optim.gradients.microbatches import Microbatches
@@ -145,6 +146,7 @@ class Accumulating(Saved):
         Returns:
             The loss to call `backward()` on.
         """
+        kinds.check("the loss of scale_loss()", loss, torch.Tensor)
         weight = self._microbatches.weight(samples)
         return loss if weight == 1.0 else loss * weight
 

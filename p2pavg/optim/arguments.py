@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
 
+from p2pavg import kinds
 from p2pavg.errors import ConfigurationError
 
 REDUCTIONS = ("mean", "sum")
@@ -117,6 +118,15 @@ def check_sizes(target_batch_size: object, batch_size_per_step: object) -> None:
             raise ConfigurationError(f"{name} must be a whole number of samples, at least 1, not {value!r}")
     if isinstance(batch_size_per_step, int) and isinstance(target_batch_size, int):
         check_step_fits(batch_size_per_step, target_batch_size)
+
+
+def check_closure(closure: object) -> None:
+    """Raises ConfigurationError unless it can be called."""
+    if not callable(closure):
+        raise ConfigurationError(
+            f"step({kinds.seen(closure)}): its first argument is a function that computes the loss; samples "
+            "go into step(batch_size=n)"
+        )
 
 
 def check_sync(target_batch_size: object, batch_size_per_step: object) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 
+from p2pavg import kinds
 from p2pavg.errors import ClosedError, P2PAvgError
 from p2pavg.membership.table.address import format_host_port
 from p2pavg.optim import live
@@ -227,6 +228,8 @@ class RunWrapper(Wrapper):
         Args:
             notice_s: seconds that this may take; None: `leave_notice_s`; 0: nothing is handed over.
         """
+        if notice_s is not None:
+            kinds.check_number("notice_s", notice_s)
         if self._closed:
             return
         self._closed = True

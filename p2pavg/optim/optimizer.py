@@ -287,6 +287,7 @@ class CollaborativeOptimizer(Accumulating):
             before(self, (closure, batch_size), {})
         loss = None
         if closure is not None:
+            arguments.check_closure(closure)
             with torch.enable_grad():
                 loss = closure()
         if self._closed:

@@ -8,13 +8,14 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgpack
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from p2pavg.errors import ConfigurationError, StateError
+from p2pavg.kinds import seen
 from p2pavg.optim.updates.masters import Masters
 from p2pavg.rounds.state.checkpoints import About, Checkpoints
 from p2pavg.rounds.state.generation_rows import from_rows, to_rows
@@ -27,6 +28,7 @@ MARK = "p2pavg"
 SOFTWARE = f"torch {torch.__version__}"
 
 
+@runtime_checkable
 class Stateful(Protocol):
     """An object of the user's that belongs to the run, such as a GradScaler or a sampler."""
 
@@ -70,8 +72,13 @@ class Resumable:
 
     def parted(self, state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
         """Take apart what `save` made: the inner optimizer's state_dict(), and the run's part, if there is
-        one.
+        one. Raises StateError for what `save` never made.
         """
+        if not isinstance(state_dict, Mapping) or "param_groups" not in state_dict:
+            raise StateError(
+                "load_state_dict() takes what state_dict() of this optimizer returned, not "
+                f"{seen(state_dict)}"
+            )
         state = dict(state_dict)
         ours = state.pop(MARK, None)
         state["state"] = numbered(state["state"]) if "state" in state else {}  # without any, nothing is saved

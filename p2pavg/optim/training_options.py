@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from p2pavg import codecs
+from p2pavg import codecs, kinds
 from p2pavg.data.sampler import SwarmSampler, SwarmShards
 from p2pavg.errors import ConfigurationError
 from p2pavg.optim import arguments, preflight
@@ -68,8 +68,10 @@ class TrainingOptions(PeerOptions):
         arguments.check_resync(self.resync_epochs)
         arguments.check_buffers(self.buffers)
         arguments.check_notice(self.leave_notice_s)
-        if self.spot_notices not in (None, False):
-            raise ConfigurationError(f"spot_notices must be None or False, not {self.spot_notices!r}")
+        codecs.get(self.compression)
+        kinds.check_fields(self, TrainingOptions)
+        if self.spot_notices:
+            raise ConfigurationError("spot_notices must be None or False, not True")
         if self.checkpoint_dir is None:
             object.__setattr__(self, "checkpoint_dir", os.environ.get("P2PAVG_CHECKPOINTS") or None)
         arguments.check_checkpoints(self.checkpoint_dir, self.checkpoint_epochs)

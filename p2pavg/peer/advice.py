@@ -5,8 +5,9 @@ user.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from p2pavg import codecs
 from p2pavg.allreduce.choosing import Topology
@@ -112,6 +113,29 @@ async def warn_of_run_beside(ports: Iterable[int], run_id: str, *, closed: bool)
             address,
             address,
         )
+
+
+@contextlib.asynccontextmanager
+async def asking_whether_closed(
+    named: Sequence[Address], run_id: str
+) -> AsyncIterator[list[CredentialError]]:
+    """Ask at all addresses that a peer without credentials was given, beside the body: what the list holds
+    afterwards is why none of them takes it in. An open run of that name, which their tables may know, is then
+    not the one that its user means.
+    """
+    refused: list[CredentialError] = []
+    party = handshake.Party.of(run_id, closed=False)
+    knocks = [asyncio.create_task(knock(host, port, party)) for host, port in named]
+    try:
+        yield refused
+        if knocks:
+            await asyncio.wait(knocks, timeout=BESIDE_TIMEOUT_S)
+    finally:
+        for task in knocks:
+            task.cancel()
+        told = await asyncio.gather(*knocks, return_exceptions=True)
+    if not any(answer is None for answer in told):
+        refused += [answer for answer in told if isinstance(answer, CredentialError)]
 
 
 async def silent(

@@ -21,11 +21,15 @@ ANNOUNCE_INTERVAL_S = 1.0
 
 def enter(hello: dict[str, Any], spec: TrainingSpec, start: RunStart) -> None:
     """Say in a peer's hello that it trains in the run, what, and from where on."""
+    # Calls of `Peer.all_reduce` say each for itself how many they wait for.
+    target = (
+        {} if spec.weighted else {"target_batch_size": "step" if spec.lockstep else spec.target_batch_size}
+    )
     hello.update(
         schema=spec.schema,
         outline=outline.pack(spec.outline),
         terms={
-            "target_batch_size": "step" if spec.lockstep else spec.target_batch_size,
+            **target,
             "compression": codecs.label(codecs.get(spec.compression)),
             "model": ", ".join(spec.describe) or f"{spec.numel} values",
             **spec.terms,

@@ -35,7 +35,10 @@ async def first_links(
 
     Raises what the members said to this peer when they refused it.
     """
-    await dialler.first_links(lambda: bool(refusals.met))
+    named = settings.initial_addresses if settings.membership is None else ()
+    async with advice.asking_whether_closed(named, settings.run_id) as refused:
+        await dialler.first_links(lambda: bool(refusals.met))
+    refusals.met += refused
     if not endpoint.links and not refusals.met:
         refusals.met += refusals.distrusted or await advice.ask(
             endpoint, settings.initial_addresses, settings.run_id

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from p2pavg import codecs
+from p2pavg import codecs, kinds
 from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.identity import Identity
 from p2pavg.membership import PeerInfo
@@ -127,6 +127,7 @@ class Peer:
         Args:
             notice_s: seconds that this may take at most, about.
         """
+        kinds.check_number("notice_s", notice_s)
         self._closed = True
         sigterm.forget(self)
         thread, runtime = self._thread, self._runtime
@@ -215,6 +216,9 @@ class Peer:
         Returns:
             How many other peers train and are linked now.
         """
+        kinds.check_whole("count", count, 0)
+        if timeout is not None:
+            kinds.check_number("timeout", timeout, most=math.inf)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         typed = _typed() if enter else None
         while (company := self._running().company()) < count:
@@ -297,10 +301,10 @@ class Peer:
 
         A call that is cancelled takes back what it declared, at once, and leaves the tensors as they were.
         """
-        if not (isinstance(weight, (int, float)) and math.isfinite(weight) and 0 <= weight <= MOST_WEIGHT):
-            raise ConfigurationError(f"weight must be a finite number between 0 and 1e12, not {weight!r}")
-        if group_size is not None and (type(group_size) is not int or group_size < 1):
-            raise ConfigurationError(f"group_size must be an int of at least 1, not {group_size!r}")
+        kinds.check_number("weight", weight, 0.0, MOST_WEIGHT)
+        if group_size is not None:
+            kinds.check_whole("group_size", group_size, 1)
+        kinds.check_number("timeout", timeout, most=math.inf)
         self._running()
         if self._averager is None:
             self._averager = Averager(self, self.compression)
@@ -313,6 +317,8 @@ class Peer:
         Args:
             samples: over the whole swarm; None: one for each peer that is linked now.
         """
+        if samples is not None:
+            kinds.check_whole("samples", samples, 1)
         runtime, thread = self._running(), self._thread
         assert thread is not None
         thread.run(runtime.set_target(samples))

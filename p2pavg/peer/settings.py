@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+from p2pavg import codecs, kinds
 from p2pavg.allreduce.choosing import Topology
 from p2pavg.codecs import Codec
 from p2pavg.credentials import Credentials, from_environment
@@ -86,7 +87,6 @@ class Settings(PeerOptions):
             raise ConfigurationError(
                 f"run_id must be a text of 1 to {MAX_RUN_ID} characters, the same on all peers"
             )
-        _ = self.initial_addresses
         streams = self.streams
         if streams != "auto" and (type(streams) is not int or not 1 <= streams <= MOST_CHOSEN):
             raise ConfigurationError(
@@ -97,7 +97,10 @@ class Settings(PeerOptions):
         check_rate("max_upload_mbps", self.max_upload_mbps)
         if self.max_relay_mbps != 0:
             check_rate("max_relay_mbps", self.max_relay_mbps)
-        _ = self.topology, self.price_table, self.metrics_place, self.most_peers
+        _ = self.topology, codecs.get(self.compression)
+        kinds.check_fields(self, PeerOptions)
+        kinds.check_fields(self, Settings)
+        _ = self.initial_addresses, self.price_table, self.metrics_place, self.most_peers
         _ = self.bind, self.announced, self.membership, self.label
 
     @cached_property

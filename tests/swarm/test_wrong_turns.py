@@ -226,9 +226,7 @@ def test_ones_own_address():
         newcomer(own, listen=own)
 
 
-@pytest.mark.parametrize(
-    ("credentials", "why"), [("wrong", "not of this run"), (None, "one of the two peers has credentials")]
-)
+@pytest.mark.parametrize(("credentials", "why"), [("wrong", "not of this run"), (None, "that run is closed")])
 def test_looking_with_wrong_credentials(addresses, folder, credentials, why, capsys, monkeypatch):
     """`p2pavg peers` with other credentials than the run's says so, instead of that nobody is there."""
     monkeypatch.delenv("P2PAVG_CREDENTIALS", raising=False)

@@ -13,6 +13,7 @@ from itertools import pairwise
 from p2pavg.printable import counted
 
 SURELY = 1.1  # streams whose windows would carry this multiple of the rate show that the link limits it
+LEAST_S, LEAST_RTTS = 0.1, 6.0  # whichever is longer, a transfer must take to tell a rate
 ENOUGH = 0.95  # streams fill a link when they carry this share of its rate
 SATURATED_SHARE = 0.8  # below this share of a lone stream's rate, streams compete: the link is full
 COLLAPSED_SHARE = 0.7  # below this share of the rate of fewer streams, the step itself failed
@@ -121,6 +122,11 @@ def warm_gbps(samples: Samples, rtt_s: float, seconds: float) -> float:
     return sum(kept) / len(kept) / length * 8e-9
 
 
+def is_too_short(seconds: float, rtt_s: float) -> bool:
+    """Whether a transfer of so many seconds tells no rate: its bytes came from buffers and first windows."""
+    return seconds < max(LEAST_S, LEAST_RTTS * rtt_s)
+
+
 def cold_gbps(samples: Samples, rtt_s: float) -> float:
     """The mean rate over the first ten RTTs (half a second at least) after the first byte of new streams."""
     started = first_byte(samples)
@@ -179,6 +185,8 @@ def _geometric_mean(values: Sequence[float]) -> float:
 
 def rate_text(gbps: float) -> str:
     """A rate for people, three digits."""
+    if gbps <= 0:
+        return "no rate"
     for factor, unit in ((1.0, "Gb/s"), (1e3, "Mb/s"), (1e6, "kb/s")):
         if gbps * factor >= 0.9995 or unit == "kb/s":
             return f"{gbps * factor:.3g} {unit}"

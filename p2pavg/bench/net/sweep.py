@@ -45,7 +45,7 @@ class Point:
     """One step of a sweep: so many new streams in one direction."""
 
     streams: int
-    gbps: float  # the rate at full speed
+    gbps: float  # the rate at full speed; 0.0: too few bytes to tell
     cold_gbps: float  # the rate over the first ten RTTs
     loaded_rtt_ms: float  # smoothed RTT of one stream under load
     view: SenderView
@@ -109,6 +109,8 @@ class Sweep:
                 break
             with self._open(streams) as bundle:
                 points.append(self._one_way(bundle, back=False))
+                if points[-1].gbps <= 0:
+                    break
                 seen = {point.streams: point.gbps for point in points}
                 last = streams == MOST_STREAMS or not self._room(2 + reserve)
                 if (len(points) > 2 and fit.is_full(seen)) or last:
@@ -122,6 +124,8 @@ class Sweep:
         while streams <= MOST_STREAMS and self._room(1 + 2):
             with self._open(streams) as bundle:
                 points.append(self._one_way(bundle, back=True))
+            if points[-1].gbps <= 0:
+                break
             seen = {point.streams: point.gbps for point in points}
             if len(points) > 1 and (fit.is_full(seen) or streams == MOST_STREAMS):
                 break
@@ -236,6 +240,8 @@ class Sweep:
     def _warm(self, samples: list[tuple[float, int]]) -> float:
         sent = fit.active(samples)
         lasted = sent[-1][0] - sent[0][0] if sent else 0.0
+        if not self._client.is_here and fit.is_too_short(lasted, self.rtt_s):
+            return 0.0
         return fit.warm_gbps(sent, self.rtt_s, min(self._measure_s, lasted / 2))
 
     def _allowance(self) -> int:
@@ -271,6 +277,12 @@ def measure(client: Client, limits: Limits) -> dict[str, Any]:
 
     points, burst = sweep.forward()
     found = _fit(points, rtt_s)
+    if found is None and any(point.samples and point.samples[-1][1] for point in points):
+        raise LinkError(
+            f"Too few bytes for a rate: {fit.bytes_text(limits.bytes)} in all are "
+            f"{fit.bytes_text(limits.bytes // STEPS_PLANNED)} a step, which were over before the link had "
+            "reached its speed; raise --gigabytes on both sides."
+        )
     if found is None:
         raise LinkError("The other side answers, but nothing of what was sent arrived; is the link cut?")
     back = sweep.backward(found)
@@ -286,11 +298,16 @@ def measure(client: Client, limits: Limits) -> dict[str, Any]:
     advised = (
         advice.advise(found, reason, sysctls, client.sysctls, burst, congestion) if reason is not None else []
     )
-    words = [doubt or fit.explain(found, points[-1].streams)]
+    words = [doubt or fit.explain(found, max(_known(points)))]
+    if any(point.gbps <= 0 for point in (*points, *back)):
+        words.append(
+            "Steps without a rate had too few bytes: they were over before the link had reached its speed; "
+            "raise --gigabytes on both sides."
+        )
     if reason is not None and advice.reason_text(reason):
         words.append(advice.reason_text(reason))
     if found_back is not None and not client.is_here:
-        told = fit.doubt(_rates(back), found_back, here=False) or fit.explain(found_back, back[-1].streams)
+        told = fit.doubt(_rates(back), found_back, here=False) or fit.explain(found_back, max(_known(back)))
         words.append(f"The other way: {told}")
     waited = max(fit.waited_share(point.samples, SAMPLE_S) for point in (*points, *back))
     void = f"the measurement waited for a CPU {waited:.0%} of a step" if waited > _MOST_WAITED else None
@@ -317,6 +334,11 @@ def measure(client: Client, limits: Limits) -> dict[str, Any]:
         "bytes_sent": sweep.sent_bytes,
         "limits": {"seconds": limits.seconds, "bytes": limits.bytes},
     }
+
+
+def _known(points: list[Point]) -> list[int]:
+    """The stream counts of steps that told a rate."""
+    return [point.streams for point in points if point.gbps > 0]
 
 
 def _rates(points: list[Point]) -> Mapping[int, float]:

@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from p2pavg import codecs
+from p2pavg import codecs, kinds
 from p2pavg.errors import ConfigurationError
 
 SCHEDULES = ("inner", "outer")
@@ -63,17 +63,8 @@ class Outer:
     def __post_init__(self) -> None:
         dense = self.density is None
         if self.density is not None:
+            kinds.check("Outer(density=...)", self.density, float | None)
             codecs.sparse_of(self.density)
-            if self.momentum:
-                raise ConfigurationError(
-                    "Outer(density=...) takes no momentum: what is not sent now comes with the next Δ, and "
-                    "would count twice; leave momentum out"
-                )
-            if self.keep_local != 1.0:
-                raise ConfigurationError(
-                    "Outer(density=...) keeps what it did not send in this peer's parameters, and "
-                    "keep_local would lose a share of that at every round; leave keep_local out"
-                )
         if cast("float | None", self.lr) is None:
             object.__setattr__(self, "lr", 0.7 if dense else 1.5)
         if cast("float | None", self.momentum) is None:
@@ -88,6 +79,17 @@ class Outer:
             taken = _single(value) if number else 0.0
             if not number or not least <= taken < below or (name == "lr" and taken == 0):
                 raise ConfigurationError(f"Outer({name}=...) cannot be {value!r}; {_RANGES[name]}")
+        if not dense and self.momentum:
+            raise ConfigurationError(
+                "Outer(density=...) takes no momentum: what is not sent now comes with the next Δ, and "
+                "would count twice; leave momentum out"
+            )
+        if not dense and self.keep_local != 1.0:
+            raise ConfigurationError(
+                "Outer(density=...) keeps what it did not send in this peer's parameters, and "
+                "keep_local would lose a share of that at every round; leave keep_local out"
+            )
+        kinds.check("Outer(nesterov=...)", self.nesterov, bool)
         for name, least in (("overlap", 0), ("accumulate", 1), ("fragments", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -99,9 +101,7 @@ class Outer:
             raise ConfigurationError(
                 f"Outer(sync_every=...) is a whole number of local steps, or None, not {every!r}"
             )
-        if not isinstance(self.nesterov, bool):
-            raise ConfigurationError(f"Outer(nesterov=...) is True or False, not {self.nesterov!r}")
-        if self.schedule not in SCHEDULES:
+        if not isinstance(self.schedule, str) or self.schedule not in SCHEDULES:
             raise ConfigurationError(f'Outer(schedule=...) is "inner" or "outer", not {self.schedule!r}')
         if self.nesterov and self.momentum == 0:
             object.__setattr__(self, "nesterov", False)  # the same step

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
+from p2pavg import kinds
 from p2pavg.errors import ConfigurationError
 
 MOST = 32  # names
@@ -44,5 +45,6 @@ def _number(name: str, value: object) -> float:
         return float(value)  # type: ignore[arg-type]  # tensors, too
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise ConfigurationError(
-            f"log() takes numbers by short names, such as log(loss=1.5), not {name[:MOST_NAME]}={value!r}"
+            "log() takes numbers by short names, such as log(loss=1.5), not "
+            f"{name[:MOST_NAME]}={kinds.seen(value)}"
         ) from None

@@ -151,7 +151,10 @@ def parse_preamble(raw: bytes, mine: Party) -> int:
         raise Refusal(
             "credentials",
             "one of the two peers has credentials and the other has none; give both the credentials of the "
-            "run, or neither",
+            "run, or neither"
+            if mine.closed
+            else "that run is closed, and this peer has no credentials of it; pass credentials=, or set "
+            "P2PAVG_CREDENTIALS, with what its owner's `p2pavg credentials invite` made for you",
         )
     if kind not in (CONTROL, DATA, OBSERVE, TUNNEL):
         raise ProtocolError(f"a connection of unknown kind {kind}")

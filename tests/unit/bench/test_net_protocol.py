@@ -12,7 +12,7 @@ import pytest
 
 from p2pavg.bench.net.protocol import CONTROL, DATA, MAGIC, Client, MeasurementServer
 from p2pavg.bench.net.streams import SendBudget
-from p2pavg.bench.net.sweep import Limits, measure
+from p2pavg.bench.net.sweep import Limits, LinkError, measure
 from p2pavg.bench.net.verb import parse_address, table
 from p2pavg.errors import ConfigurationError, IncompatiblePeerError, UnreachableError
 
@@ -70,6 +70,18 @@ def test_a_measurement_keeps_its_bounds(server: MeasurementServer) -> None:
     assert result["advice_lines"] == []
     assert "void_reason" in result
     json.dumps(result, allow_nan=False)
+
+
+def test_bytes_that_are_over_at_once_tell_no_rate(
+    server: MeasurementServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a budget that a step uses up before the link is at its speed, the user is told to raise it, and
+    gets no figure.
+    """
+    with closing(Client("127.0.0.1", server.port, 2_000_000)) as client:
+        monkeypatch.setattr(type(client), "is_here", False)
+        with pytest.raises(LinkError, match=r"2\.0 MB in all are 143 kB a step.* raise --gigabytes"):
+            measure(client, Limits(seconds=6.0, bytes=2_000_000))
 
 
 def test_a_stranger_that_does_not_answer_the_handshake_gets_nothing() -> None:

@@ -223,7 +223,7 @@ def test_a_run_of_other_credentials_is_not_an_empty_one(
         assert cli.main([*words, "--credentials", str(tmp_path / "other.secret")]) == 1
         assert "credentials are not of this run" in capsys.readouterr().err
         assert cli.main(words) == 1
-        assert "has credentials and the other has none" in capsys.readouterr().err
+        assert "that run is closed" in capsys.readouterr().err
 
 
 def test_a_page_is_not_announced_before_its_run_is_found(

@@ -166,7 +166,7 @@ class TestGet:
         with pytest.raises(ConfigurationError, match="name is a str"):
             codecs.get(SignCodec(name=5))  # type: ignore[arg-type]
         for seed in (-1, 2**64, "1", 0.5):
-            with pytest.raises(ConfigurationError, match="as seed"):
+            with pytest.raises(ConfigurationError, match="whole number from 0"):
                 codecs.StochasticInt8(seed)  # type: ignore[arg-type]
         with pytest.raises(ConfigurationError, match="cannot be called 'fp16'; give it another name"):
             codecs.get(SignCodec(name="fp16"))

@@ -1,0 +1,172 @@
+"""Every public argument, given what it is not: p2pavg's own error of one sentence, or it works."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import types
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+
+from p2pavg import (
+    CollaborativeOptimizer,
+    Outer,
+    P2PAvgError,
+    Peer,
+    StochasticInt8,
+    SwarmSampler,
+    SwarmShards,
+)
+from p2pavg.optim.training_options import TrainingOptions
+from p2pavg.peer.settings import Settings
+
+
+def nothing(*_: Any) -> None:
+    """A function where none is wanted."""
+
+
+PLAIN = (None, True, "x", "", 3, -1, 0, 2.5, math.nan, math.inf, 1e300, 2**70, [], ["a:1"], {})
+JUNK = (object(), b"x", [1], {"a": 1}, nothing, torch.zeros(2), types)
+TAKES_JUNK = {("lengths", "[1]"), ("urls", "[1]")}  # (argument, value) that is no junk there
+
+
+def options(**given: Any) -> TrainingOptions:
+    inner = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1)
+    return TrainingOptions(**{"optimizer": inner, "run_id": "r", "target_batch_size": 4, **given})
+
+
+def shards(**given: Any) -> SwarmShards:
+    return SwarmShards(**{"urls": ["a"], "lengths": [3], **given})
+
+
+MAKERS: dict[str, tuple[Callable[..., Any], list[str]]] = {
+    "CollaborativeOptimizer": (options, [f.name for f in fields(TrainingOptions) if f.name != "node_group"]),
+    "Peer": (lambda **given: Settings(**{"run_id": "r", **given}), [f.name for f in fields(Settings)]),
+    "Outer": (Outer, [f.name for f in fields(Outer)]),
+    "StochasticInt8": (lambda **given: StochasticInt8(**{"seed": 1, **given}), ["seed", "epoch", "first"]),
+    "SwarmSampler": (
+        lambda **given: SwarmSampler(**{"length": 9, **given}),
+        ["length", "seed", "block", "endless"],
+    ),
+    "SwarmShards": (shards, ["urls", "lengths", "seed", "piece"]),
+}
+# What an option of the peer, which CollaborativeOptimizer hands on, gets to hear when the peer is built.
+HANDED_ON = {f.name for f in fields(Settings)} - {"run_id", "compression"}
+
+
+def refusal(call: Callable[..., Any], *args: Any, **options: Any) -> str | None:
+    """What the user is told; None: it works."""
+    try:
+        call(*args, **options)
+    except P2PAvgError as error:
+        return str(error)
+    return None
+
+
+def is_one_sentence(told: str | None) -> bool:
+    return told is None or (0 < len(told) < 300 and "\n" not in told)
+
+
+@pytest.mark.parametrize("public", MAKERS)
+def test_an_argument_of_another_kind_is_refused_in_one_sentence(public: str) -> None:
+    """No constructor raises another error than p2pavg's own, whatever it is given, and none takes silently
+    what is no such thing.
+    """
+    make, arguments = MAKERS[public]
+    for argument in arguments:
+        for value in (*PLAIN, *JUNK):
+            told = refusal(make, **{argument: value})
+            assert is_one_sentence(told), (argument, value, told)
+            wanted = (value is nothing and argument == "on_round") or (argument, repr(value)) in TAKES_JUNK
+            later = public == "CollaborativeOptimizer" and argument in HANDED_ON
+            if any(value is junk for junk in JUNK) and not (wanted or later):
+                assert told is not None, f"{public}({argument}={value!r}) was taken"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"listen": 3}, "listen must be a text or None, not 3"),
+        ({"client_only": "no"}, "client_only must be True or False, not 'no'"),
+        ({"initial_peers": [1]}, "initial_peers must be a list of texts, a text or None, not [1]"),
+        ({"reports": True}, "reports must be a text, a path or None, not True"),
+        ({"on_round": 3}, "on_round must be a function or None, not 3"),
+        ({"credentials": b"secret"}, "credentials must be a text, a path or None, not bytes"),
+        ({"region": "x" * 3 + "y", "metrics": 9}, "metrics must be a text or None, not 9"),
+    ],
+)
+def test_it_is_told_what_is_wanted(given: dict[str, Any], told: str) -> None:
+    """The sentence names the argument, what it takes and what it got, but no secret."""
+    assert refusal(Settings, run_id="r", **given) == told
+
+
+def test_options_of_training_tell_what_they_take() -> None:
+    """A flag, a path, a module, a dict of parts, and a group of ranks."""
+    for name, kind in (
+        ("delay_updates", "True or False"),
+        ("checkpoint_dir", "a text, a path or None"),
+        ("model", "a torch.Module or None"),
+        ("extras", "a dict of p2pavg.Stateful objects or None"),
+    ):
+        assert refusal(options, **{name: 3}) == f"{name} must be {kind}, not 3"
+    inner = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1)
+    told = refusal(CollaborativeOptimizer, inner, "r", 4, node_group=3)
+    assert told is not None
+    assert told.startswith("node_group must be a torch.distributed group")
+
+
+def test_a_peers_methods_take_nothing_else_either() -> None:
+    """Whatever a method of `Peer` is given, the error is p2pavg's own, or that the peer was not started."""
+    peer, ones = Peer("r", listen="127.0.0.1:0"), torch.ones(2)
+
+    def all_reduce(*args: Any, **options: Any) -> None:
+        asyncio.run(peer.all_reduce(ones, *args, **options))
+
+    for value in (*PLAIN, *JUNK):
+        tried = (
+            refusal(peer.wait_for_peers, value, timeout=0.0),
+            refusal(peer.wait_for_peers, 1, timeout=value),
+            refusal(peer.set_target, value),
+            refusal(all_reduce, value),
+            refusal(all_reduce, group_size=value),
+            refusal(all_reduce, timeout=value),
+        )
+        assert all(told is not None and is_one_sentence(told) for told in tried), (value, tried)
+    for value in JUNK:
+        assert "notice_s must be a number" in str(refusal(peer.close, value))
+
+
+def test_an_optimizers_methods_take_nothing_else_either() -> None:
+    """Whatever a method of the loop is given, p2pavg's own error comes before anything is counted."""
+    model = torch.nn.Linear(2, 2)
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    with CollaborativeOptimizer(inner, "r", 64, 2, initial_peers=[], listen="127.0.0.1:0") as opt:
+        model(torch.ones(2, 2)).sum().backward()
+        for value in (*PLAIN, *JUNK):
+            whole = type(value) is int
+            if not callable(value) and value is not None:
+                assert "step(batch_size=n)" in str(refusal(opt.step, value))
+            if not whole and value is not None:
+                assert refusal(opt.step, batch_size=value)
+            if not whole:
+                assert refusal(opt.scale_loss, torch.ones(()), value)
+                assert refusal(setattr, opt, "samples_per_step", value)
+            if not isinstance(value, torch.Tensor):
+                assert "the loss" in str(refusal(opt.scale_loss, value, 2))
+            assert "state_dict() of this optimizer" in str(refusal(opt.load_state_dict, value))
+            assert is_one_sentence(refusal(opt.log, loss=value))
+        opt.step()
+        assert opt.noted == 2
+
+
+def test_the_table_has_every_argument() -> None:
+    """An argument that is added to a public constructor is tried, too."""
+    for public, (_, tried) in MAKERS.items():
+        own = {"CollaborativeOptimizer": TrainingOptions, "Peer": Settings}.get(public) or globals()[public]
+        missing = set(inspect.signature(own).parameters) - set(tried) - {"node_group", "name", "wire_id"}
+        assert not missing
