@@ -30,10 +30,10 @@ from p2pavg.optim.updates.buffers import AveragedBuffers
 from p2pavg.optim.updates.resync import Resync
 from p2pavg.optim.updates.update import HALF_CHANGED, Update
 from p2pavg.optim.wrapper import Wrapper
-from p2pavg.peer.notice import tell
 from p2pavg.peer.peer import Peer
+from p2pavg.peer.words.notice import tell
 from p2pavg.rounds.session import Session
-from p2pavg.rounds.state.saver import Saving
+from p2pavg.rounds.state.files.saver import Saving
 from p2pavg.rounds.training import RunStart, TrainingSpec
 
 log = logging.getLogger("p2pavg.optim")

@@ -45,7 +45,7 @@ from p2pavg.peer.peer import Peer
 from p2pavg.peer.signature import takes
 from p2pavg.report import RoundReport
 from p2pavg.rounds.session import Session
-from p2pavg.rounds.state.checkpoints import About
+from p2pavg.rounds.state.files.checkpoints import About
 
 log = logging.getLogger("p2pavg.optim")
 OUTER, SAMPLER = "p2pavg.outer", "p2pavg.sampler"  # beside the user's extras

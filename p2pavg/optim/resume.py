@@ -17,9 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from p2pavg.errors import ConfigurationError, StateError
 from p2pavg.kinds import seen
 from p2pavg.optim.updates.masters import Masters
-from p2pavg.rounds.state.checkpoints import About, Checkpoints
+from p2pavg.rounds.state.files.checkpoints import About, Checkpoints
+from p2pavg.rounds.state.files.saver import Saving
 from p2pavg.rounds.state.generation_rows import from_rows, to_rows
-from p2pavg.rounds.state.saver import Saving
 from p2pavg.rounds.training import RunStart, StateSource, Training
 
 log = logging.getLogger("p2pavg.optim")

@@ -18,12 +18,13 @@ from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.identity import Identity
 from p2pavg.membership import PeerInfo
 from p2pavg.membership.table.address import format_host_port
-from p2pavg.peer import crowd, sigterm
+from p2pavg.peer import sigterm
 from p2pavg.peer.loop_thread import LoopThread
 from p2pavg.peer.runtime import Runtime
 from p2pavg.peer.settings import Settings
 from p2pavg.peer.signature import takes
 from p2pavg.peer.tensors import Averager
+from p2pavg.peer.words import crowd
 from p2pavg.report import RoundReport
 from p2pavg.rounds.machine.rules.plausible import MOST_WEIGHT
 from p2pavg.rounds.session import Session

@@ -19,13 +19,13 @@ from p2pavg.peer.announcing import Announcer, record_of
 from p2pavg.peer.dialling import Dialler
 from p2pavg.peer.engine_reports import EngineReports
 from p2pavg.peer.entering import EarlyMessages, build_machine, first_links, role_among
-from p2pavg.peer.observer import Observer
 from p2pavg.peer.ports import open_ports
 from p2pavg.peer.reach.introductions import Introductions
 from p2pavg.peer.reach.moves import Moves
 from p2pavg.peer.reach.reachability import OwnAddresses
 from p2pavg.peer.refusals import LinkRefusals
 from p2pavg.peer.settings import Settings
+from p2pavg.peer.words.observer import Observer
 from p2pavg.report import RoundReport
 from p2pavg.report.status import Status
 from p2pavg.rounds.loop.driver import Driver

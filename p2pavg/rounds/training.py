@@ -25,7 +25,7 @@ from p2pavg.rounds.protocol.ballot import Note, PeerId
 from p2pavg.rounds.protocol.roles import Generation
 
 if TYPE_CHECKING:
-    from p2pavg.rounds.state.saver import Saving
+    from p2pavg.rounds.state.files.saver import Saving
 
 F32 = npt.NDArray[np.float32]
 U8 = npt.NDArray[np.uint8]

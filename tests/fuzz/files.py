@@ -19,8 +19,8 @@ from p2pavg.lab import topology
 from p2pavg.monitor import history
 from p2pavg.report import reading
 from p2pavg.report.prices import EXAMPLE, PriceTable
-from p2pavg.rounds.state import blockfile, checkpoints
 from p2pavg.rounds.state import manifest as state
+from p2pavg.rounds.state.files import blockfile, checkpoints
 from tests.fuzz.target import Target, file_with, quiet
 from tests.unit.report.reports import report
 

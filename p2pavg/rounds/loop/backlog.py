@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from p2pavg.printable import size
-from p2pavg.rounds.state.spool import Spool
+from p2pavg.rounds.state.files.spool import Spool
 from p2pavg.rounds.training import Average
 
 logger = logging.getLogger("p2pavg.state")

@@ -26,11 +26,11 @@ from p2pavg.rounds.state import snapshot
 from p2pavg.rounds.state.donor import Donor
 from p2pavg.rounds.state.downloader import Downloader
 from p2pavg.rounds.state.exchange import ASKED, StateExchange
+from p2pavg.rounds.state.files.saver import Saver
 from p2pavg.rounds.state.generation_rows import Generations
 from p2pavg.rounds.state.inbox import Inbox
 from p2pavg.rounds.state.projection import from_the_start
 from p2pavg.rounds.state.results import ResultHead
-from p2pavg.rounds.state.saver import Saver
 from p2pavg.rounds.state.telling import Joined
 from p2pavg.rounds.training import Average, TrainingSpec
 from p2pavg.transport.engine import Engine

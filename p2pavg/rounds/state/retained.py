@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from p2pavg.printable import size
 from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND
+from p2pavg.rounds.state.files.spool import Spool
 from p2pavg.rounds.state.results import ResultHead
-from p2pavg.rounds.state.spool import Spool
 
 logger = logging.getLogger("p2pavg.state")
 U8 = npt.NDArray[np.uint8]

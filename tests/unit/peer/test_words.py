@@ -12,9 +12,9 @@ import pytest
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.membership import PeerInfo
-from p2pavg.peer import company, crowd, notice
-from p2pavg.peer.observer import Observer
 from p2pavg.peer.peer import Peer
+from p2pavg.peer.words import company, crowd, notice
+from p2pavg.peer.words.observer import Observer
 from p2pavg.printable import counted
 
 

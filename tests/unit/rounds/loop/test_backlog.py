@@ -9,7 +9,7 @@ from p2pavg import codecs
 from p2pavg.allreduce.encoded import EncodedResult, Layout
 from p2pavg.plan.part import Part
 from p2pavg.rounds.loop.backlog import Backlog
-from p2pavg.rounds.state.spool import LOOK_BYTES, PAGE_BYTES, Spool
+from p2pavg.rounds.state.files.spool import LOOK_BYTES, PAGE_BYTES, Spool
 from p2pavg.rounds.training import Average
 
 NUMEL = 10_000

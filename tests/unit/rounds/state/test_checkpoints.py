@@ -15,9 +15,9 @@ import pytest
 
 from p2pavg.errors import ConfigurationError, StateError
 from p2pavg.rounds.protocol.roles import Generation
-from p2pavg.rounds.state import blockfile
 from p2pavg.rounds.state import manifest as state
-from p2pavg.rounds.state.checkpoints import MAGIC, About, Checkpoints
+from p2pavg.rounds.state.files import blockfile
+from p2pavg.rounds.state.files.checkpoints import MAGIC, About, Checkpoints
 from p2pavg.rounds.state.generation_rows import from_rows, to_rows
 from p2pavg.rounds.training import Section
 from tests.unit.rounds.state.packed import packed

@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg.errors import ConfigurationError, StateError
-from p2pavg.rounds.state import blockfile
 from p2pavg.rounds.state import manifest as state
-from p2pavg.rounds.state.blockfile import Disk
+from p2pavg.rounds.state.files import blockfile
+from p2pavg.rounds.state.files.blockfile import Disk
 from p2pavg.rounds.state.generation_rows import Generations, from_rows
 from p2pavg.rounds.state.manifest import Manifest
 from p2pavg.rounds.training import State

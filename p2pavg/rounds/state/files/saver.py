@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from p2pavg.errors import P2PAvgError
 from p2pavg.rounds.state import snapshot
-from p2pavg.rounds.state.checkpoints import Checkpoints
+from p2pavg.rounds.state.files.checkpoints import Checkpoints
 from p2pavg.rounds.state.generation_rows import Generations, to_rows
 from p2pavg.rounds.state.snapshot import Live
 from p2pavg.rounds.training import StateSource, SwappedError

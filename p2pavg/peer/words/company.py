@@ -8,7 +8,7 @@ from collections.abc import Collection, Set
 
 from p2pavg.membership import PeerInfo
 from p2pavg.membership.table.address import format_host_port
-from p2pavg.peer.notice import tell
+from p2pavg.peer.words.notice import tell
 from p2pavg.printable import counted
 
 logger = logging.getLogger("p2pavg.peer.peer")

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Set
 
 from p2pavg.membership import PeerInfo
-from p2pavg.peer import crowd
-from p2pavg.peer.company import Company
-from p2pavg.peer.notice import tell
+from p2pavg.peer.words import crowd
+from p2pavg.peer.words.company import Company
+from p2pavg.peer.words.notice import tell
 from p2pavg.printable import counted
 from p2pavg.rounds.loop.hello import trains
 from p2pavg.transport.links.budget import MAX_LINKS
