@@ -7,9 +7,9 @@ of a run) and `table/` (the records).
 from __future__ import annotations
 
 from p2pavg.membership.peerinfo import PeerInfo
-from p2pavg.membership.table.dht import DHT, key_of
+from p2pavg.membership.table.dht import DHT
 from p2pavg.membership.table.dialling_back import Reachability
-from p2pavg.membership.table.record import Record
+from p2pavg.membership.table.record import Record, key_of
 from p2pavg.membership.view import View
 
 __all__ = ["DHT", "PeerInfo", "Reachability", "Record", "View", "key_of"]

@@ -16,8 +16,8 @@ from p2pavg.membership.pulse import WAKE_SECONDS, Pulse
 from p2pavg.membership.revoking import Revoking
 from p2pavg.membership.roster import Roster, SeenPeer
 from p2pavg.membership.table.address import Address, behind_one_router, is_link_local, is_loopback
-from p2pavg.membership.table.dht import DHT, key_of
-from p2pavg.membership.table.record import SignedRecord
+from p2pavg.membership.table.dht import DHT
+from p2pavg.membership.table.record import SignedRecord, key_of
 from p2pavg.membership.table.records.entries import StoredRecord
 from p2pavg.membership.table.wire import Contact
 

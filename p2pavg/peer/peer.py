@@ -20,6 +20,7 @@ from p2pavg.membership import PeerInfo
 from p2pavg.membership.table.address import format_host_port
 from p2pavg.peer import sigterm
 from p2pavg.peer.loop_thread import LoopThread
+from p2pavg.peer.publishing import Publisher
 from p2pavg.peer.runtime import Runtime
 from p2pavg.peer.settings import Settings
 from p2pavg.peer.signature import takes
@@ -82,8 +83,7 @@ class Peer:
         self._settings = settings
         self.run_id = settings.run_id
         self.compression = settings.compression
-        self._reports = settings.reports_path
-        self._told_of_callback = False
+        self._publisher = Publisher(settings.reports_path, settings.on_round)
         self._thread: LoopThread | None = None
         self._runtime: Runtime | None = None
         self._session: Session | None = None
@@ -109,9 +109,9 @@ class Peer:
         if self._runtime is not None:
             return self
         codec = codecs.prepare(self.compression)
-        _check_writable(self._reports)
+        self._publisher.check()
         thread = LoopThread(f"p2pavg-{self.run_id}")
-        runtime = Runtime(self._settings, self._own_identity(), self._publish, codec)
+        runtime = Runtime(self._settings, self._own_identity(), self._publisher.publish, codec)
         try:
             thread.run(runtime.start())
         except BaseException:
@@ -347,26 +347,6 @@ class Peer:
         path = self._settings.identity
         return Identity.generate() if path is None else Identity.load_or_create(path)
 
-    def _publish(self, report: RoundReport) -> None:
-        """Write and hand out the report of an epoch. Runs on the loop thread."""
-        if self._reports is not None:
-            try:
-                with open(self._reports, "ab", buffering=0) as file:  # one write: peers may share the file
-                    file.write(report.to_json().encode() + b"\n")
-            except OSError as error:
-                logger.warning(
-                    "cannot append to %s (%s); no more reports are written", self._reports, error.strerror
-                )
-                self._reports = None
-        if self._settings.on_round is not None and report.members:  # none: the last word of who leaves
-            try:
-                self._settings.on_round(report)
-            except Exception:
-                told, self._told_of_callback = self._told_of_callback, True
-                logger.log(
-                    logging.INFO if told else logging.ERROR, "the on_round callback raised", exc_info=True
-                )
-
 
 def _typed() -> Callable[[], bool] | None:
     """A function that says whether a line has come on stdin; None where nobody can type. The end of stdin is
@@ -402,16 +382,3 @@ def _abandon(thread: LoopThread, runtime: Runtime) -> None:
         thread.stop()
     except Exception:
         logger.debug("closing an abandoned peer failed", exc_info=True)
-
-
-def _check_writable(path: str | None) -> None:
-    if path is None:
-        return
-    try:
-        with open(path, "a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot write reports to {path!r} ({error.strerror}); "
-            f"name a writable file or unset P2PAVG_REPORTS"
-        ) from None

@@ -12,13 +12,12 @@ from p2pavg import codecs
 from p2pavg.errors import P2PAvgError
 from p2pavg.identity import Identity
 from p2pavg.membership import PeerInfo, View
-from p2pavg.metrics.exporter import Exporter
-from p2pavg.metrics.own import OwnMetrics
 from p2pavg.peer import announcing, mapping
 from p2pavg.peer.announcing import Announcer, record_of
 from p2pavg.peer.dialling import Dialler
 from p2pavg.peer.engine_reports import EngineReports
 from p2pavg.peer.entering import EarlyMessages, build_machine, first_links, role_among
+from p2pavg.peer.outlook import Outlook
 from p2pavg.peer.ports import open_ports
 from p2pavg.peer.reach.introductions import Introductions
 from p2pavg.peer.reach.moves import Moves
@@ -27,13 +26,12 @@ from p2pavg.peer.refusals import LinkRefusals
 from p2pavg.peer.settings import Settings
 from p2pavg.peer.words.observer import Observer
 from p2pavg.report import RoundReport
-from p2pavg.report.status import Status
 from p2pavg.rounds.loop.driver import Driver
 from p2pavg.rounds.loop.hello import trains
 from p2pavg.rounds.machine import events as ev
 from p2pavg.rounds.measure.link_meter import LinkMeter
 from p2pavg.rounds.measure.recorder import Recorder
-from p2pavg.rounds.measure.status import WATCH, Watching, status
+from p2pavg.rounds.measure.status import WATCH
 from p2pavg.rounds.protocol.lineage import first_lineage
 from p2pavg.rounds.protocol.roles import Role
 from p2pavg.rounds.session import Session
@@ -65,9 +63,7 @@ class Runtime:
         self._identity = identity
         self.driver: Driver | None = None
         self._reports = EngineReports()
-        self.watching = Watching(self._status)
-        self._last: RoundReport | None = None
-        self._publish = publish
+        self._outlook = Outlook(settings, identity.peer_id, publish, self.company)
         self._refusals = LinkRefusals(
             self._others,
             lambda: self.endpoint.incarnation,
@@ -83,15 +79,13 @@ class Runtime:
         self._closing: asyncio.Task[None] | None = None
         self._observer: Observer | None = None
         self._moves = Moves()
-        own = OwnMetrics(settings.run_id, identity.peer_id, settings.label)
-        self._exporter = Exporter(settings.metrics_place, own, self._stands)
         self._closed = False
 
     async def start(self) -> None:
         """Open the ports and join the table. Raises P2PAvgError with what to do."""
         wished = bool(self.settings.map_port)
         maps_port = self.settings.maps_port and mapping.is_of_use(self.settings.bind[0], wished=wished)
-        await self._exporter.start()
+        await self._outlook.start()
         self._engine = make_engine(self._reports, self._codec, encrypted=self.settings.membership is not None)
         try:
             self.endpoint, self.dht = await open_ports(
@@ -99,7 +93,7 @@ class Runtime:
             )
         except BaseException:
             self._engine.close()
-            await self._exporter.close()
+            await self._outlook.close()
             raise
         self._reports.endpoint = self.endpoint
         self._reachability = OwnAddresses(self.settings, self.endpoint, self.dht, self._reach_changed)
@@ -190,7 +184,9 @@ class Runtime:
         assert spec is not None
         machine, hidden = driver.machine, self._is_hidden()
         where = self.addresses()
-        told = record_of(self.peer_id, self.settings, where, machine, spec, self._last, client_only=hidden)
+        told = record_of(
+            self.peer_id, self.settings, where, machine, spec, self._outlook.last, client_only=hidden
+        )
         return replace(told, udp=not self.dht.is_deaf)
 
     def broken(self) -> None:
@@ -203,31 +199,6 @@ class Runtime:
             return self.settings.relay_bps
         measured = 0.0 if self.driver is None else self.driver.upload_bps
         return measured * RELAYED_SHARE or UNMEASURED_RELAY_BPS
-
-    def _finished(self, report: RoundReport) -> None:
-        """Keep and hand out the report of an epoch."""
-        self._last = report
-        self.watching.report(report)
-        self._exporter.add(report)
-        self._publish(report)
-
-    def _status(self) -> Status:
-        """The status that watchers are told each second."""
-        driver = self.driver
-        assert driver is not None
-        return status(
-            driver.machine,
-            driver.recorder.links(),
-            self._last,
-            region=self.settings.region or "",
-            reach=self._reachability.in_words(),
-            moving=driver.moving,
-            relayed=self._introductions.relayed_bytes,
-        )
-
-    def _stands(self) -> tuple[Status | None, int]:
-        """The status, once this peer trains, and how many do."""
-        return None if self.driver is None else self._status(), 1 + self.company()
 
     def addresses(self) -> Sequence[tuple[str, int]]:
         """(host, port) under which others reach this peer, best first."""
@@ -262,11 +233,15 @@ class Runtime:
             table=lambda: self.dht.wire,
         )
         codec = codecs.get(spec.compression).name
-        recorder = Recorder(run_id, me, codec, meter, self._finished, region=region, device=spec.device)
-        recorder.on_trace = self.watching.event
+        recorder = Recorder(
+            run_id, me, codec, meter, self._outlook.finished, region=region, device=spec.device
+        )
+        recorder.on_trace = self._outlook.watching.event
         recorder.cost = lambda: planner.cost
         recorder.relayed = lambda: self._introductions.relayed_bytes
         driver = self.driver = self._reports.driver = Driver(self, session, spec, machine, recorder)
+        introductions = self._introductions
+        self._outlook.trains(driver, self._reachability.in_words, lambda: introductions.relayed_bytes)
         self._refusals.trains = True
         session.connect(driver)
         driver.start()
@@ -365,7 +340,7 @@ class Runtime:
         self.dht.review_address()  # the address of this machine may have changed
         self._dialler.link_down(link)
         self._introductions.link_down(link)
-        self.watching.link_down(link)
+        self._outlook.watching.link_down(link)
         if self.driver is not None:
             self.driver.link_down(link, reason)
         self._look()
@@ -380,7 +355,7 @@ class Runtime:
             self._early.add(link, message)
             return
         if message.get("t") == WATCH:
-            self.watching.watch(link)
+            self._outlook.watching.watch(link)
             return
         self.driver.message(link, message)
 
@@ -405,7 +380,7 @@ class Runtime:
         self._introductions.close()
         if self._announcer is not None:
             self._announcer.close()
-        self.watching.close()
+        self._outlook.watching.close()
         if self._timer is not None:
             self._timer.cancel()
         if driver is not None:
@@ -413,7 +388,7 @@ class Runtime:
         try:
             await self.view.leave()
         finally:
-            await self._exporter.close()
+            await self._outlook.close()
             await self._reachability.close()
             await self.endpoint.close()
             await self.dht.stop()

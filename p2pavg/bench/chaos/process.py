@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
+import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -38,3 +42,23 @@ class SwarmProcess:
                 return True
             time.sleep(0.001)
         return False
+
+
+def send_garbage(victim: SwarmProcess, noise: bytes, lab: Any) -> None:
+    """Random bytes to the victim's TCP and UDP ports, from its own machine. lab: None: no lab is up."""
+    host, _, port = victim.address.rpartition(":")
+    if lab is not None:
+        code = (
+            "import socket,sys,os;h,p=sys.argv[1],int(sys.argv[2]);"
+            "s=socket.create_connection((h,p),2);s.sendall(os.urandom(65536));s.close()"
+        )
+        spare = lab.spawn(victim.host, [sys.executable, "-c", code, host, port], stderr=subprocess.DEVNULL)
+        threading.Thread(target=spare.wait, daemon=True).start()
+        return
+    try:
+        with socket.create_connection((host, int(port)), 2.0) as stream:
+            stream.sendall(noise)
+    except OSError:
+        pass  # the victim closed the connection, as it should
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        datagrams.sendto(noise[:1200], (host, int(port)))

@@ -7,7 +7,6 @@ import os
 import queue
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from typing import Any
 
 from p2pavg.bench.chaos.check import HANG_S
 from p2pavg.bench.chaos.kinds import BREAKS, CUT_S, DRAINS_S, GARBAGE_BYTES, STAGES, STOP_S
-from p2pavg.bench.chaos.process import SwarmProcess
+from p2pavg.bench.chaos.process import SwarmProcess, send_garbage
 from p2pavg.bench.workers import WorkerError, start, tell
 from p2pavg.credentials import Authority
 
@@ -299,7 +298,7 @@ class Swarm(AbstractContextManager["Swarm"]):
                     self._log(name, "", 0.0)
                 else:
                     self._break_link(name, victim)
-                self._garbage(victim)
+                send_garbage(victim, self._random.randbytes(GARBAGE_BYTES), self._lab)
             case "duplicate" if victim is not None and len(self._living()) <= self._peers and self._room():
                 double = self._spawn(own=victim.own)
                 self._log(name, "", 0.0, share=[victim.who, double.who])
@@ -376,28 +375,6 @@ class Swarm(AbstractContextManager["Swarm"]):
             victim.stopped_until = 0.0
 
         self._undo.append((victim.stopped_until, mend))
-
-    def _garbage(self, victim: SwarmProcess) -> None:
-        """Random bytes to the victim's TCP and UDP ports, from the victim's own machine."""
-        host, _, port = victim.address.rpartition(":")
-        noise = self._random.randbytes(GARBAGE_BYTES)
-        if self._lab is not None:
-            code = (
-                "import socket,sys,os;h,p=sys.argv[1],int(sys.argv[2]);"
-                "s=socket.create_connection((h,p),2);s.sendall(os.urandom(65536));s.close()"
-            )
-            spare = self._lab.spawn(
-                victim.host, [sys.executable, "-c", code, host, port], stderr=subprocess.DEVNULL
-            )
-            threading.Thread(target=spare.wait, daemon=True).start()
-            return
-        try:
-            with socket.create_connection((host, int(port)), 2.0) as stream:
-                stream.sendall(noise)
-        except OSError:
-            pass  # the victim closed the connection, as it should
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
-            datagrams.sendto(noise[:1200], (host, int(port)))
 
     def _repair(self, now: float) -> None:
         """End faults whose time is over, and bring the swarm back to its size."""

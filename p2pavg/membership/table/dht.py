@@ -5,12 +5,10 @@ in.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from p2pavg.errors import ConfigurationError
@@ -61,15 +59,6 @@ GROWTH = 8  # a table grows when an eighth of its nodes is new
 LONGEST_REFRESH_SECONDS = 150.0
 REVIEW_SECONDS = 60.0  # between two looks at where this node is
 REVIEWED = 4  # observers asked then; all, when one of them says something new
-
-
-def key_of(*parts: bytes | str) -> bytes:
-    """The 20-byte key that a name, given in parts, has in the table."""
-    digest = hashlib.sha256(b"p2pavg key")
-    for part in parts:
-        raw = part.encode() if isinstance(part, str) else part
-        digest.update(len(raw).to_bytes(4, "big") + raw)
-    return digest.digest()[:KEY_BYTES]
 
 
 class DHT:
@@ -272,16 +261,10 @@ class DHT:
         where they see it; takes up to 3 seconds, or twice that when the first one fails. in_haste: one that
         works will do.
         """
-        ports = dict.fromkeys([self.port] if self.mapped is None else [self.mapped[1], self.port])
-        found: list[Reachability] = []
-        for port in ports:
-            if not (in_haste and found and found[0].reachable):
-                found.append(await find_reachability(self.node, port))
-        tried = {address: works for each in found for address, works in each.tried.items()}
-        if tried:
-            self._tried = tried
-        order = (True, False, None)
-        return replace(min(found, key=lambda each: order.index(each.reachable)), tried=tried)
+        ports = [self.port] if self.mapped is None else [self.mapped[1], self.port]
+        found = await find_reachability(self.node, ports, in_haste=in_haste)
+        self._tried = found.tried or self._tried
+        return found
 
     def become_client_only(self) -> None:
         """From now on this node only asks: others no longer list it as a contact."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from p2pavg.membership.table.address import Address, format_host_port
 from p2pavg.membership.table.carrying.shares import Shares
@@ -135,7 +135,20 @@ async def reaches_itself(node: Node, host: str, port: int) -> bool:
     )
 
 
-async def find_reachability(node: Node, port: int) -> Reachability:
+async def find_reachability(node: Node, ports: Sequence[int], *, in_haste: bool) -> Reachability:
+    """The best answer for any of these ports of this node, with what was tried of all. in_haste: one that
+    works will do.
+    """
+    found: list[Reachability] = []
+    for port in dict.fromkeys(ports):
+        if not (in_haste and found and found[0].reachable):
+            found.append(await _find_reachability(node, port))
+    tried = {address: works for each in found for address, works in each.tried.items()}
+    order = (True, False, None)
+    return replace(min(found, key=lambda each: order.index(each.reachable)), tried=tried)
+
+
+async def _find_reachability(node: Node, port: int) -> Reachability:
     """Ask a few contacts, those that see this peer at different addresses first."""
     askable: dict[str, list[Contact]] = {}
     for voice in node.whereabouts.voices:

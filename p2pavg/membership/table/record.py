@@ -32,6 +32,15 @@ _DOMAIN = b"p2pavg record\x00"
 MAX_RECORD_BYTES = _HEAD.size + MAX_VALUE_BYTES + 64
 
 
+def key_of(*parts: bytes | str) -> bytes:
+    """The 20-byte key that a name, given in parts, has in the table."""
+    digest = hashlib.sha256(b"p2pavg key")
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else part
+        digest.update(len(raw).to_bytes(4, "big") + raw)
+    return digest.digest()[:KEY_BYTES]
+
+
 class Refresh(NamedTuple):
     """The latest proof that a record's publisher still stands by it: link `step` of the record's chain."""
 

@@ -91,7 +91,6 @@ class Driver:
         )
         self._beat: asyncio.TimerHandle | None = None
         self._discarded: list[tuple[int, str]] = []
-        self._known_links: set[tuple[bytes, bool]] = set()  # and whether it is known what they bring
         self._dropped = 0  # samples that the training thread had when it loaded a state
         self.handovers = Handovers(
             peer.engine,
@@ -324,30 +323,12 @@ class Driver:
         self.feed(self._gauges.health())
         self._gauges.measure_rates(downloading=self._deliveries.downloading)
         self.recorder.observe(self._peer.links, moving=self.moving)
-        for transfer in self._jobs.running():
-            self._feed_job(transfer)
-        self._feed_new_links()
+        for event in (*self._gauges.jobs(), self._gauges.new_links()):
+            if event is not None:
+                self.feed(event)
         self.states.look()
         self.progress()
         self._beat = self._loop.call_later(self.machine.health_interval, self._beats)
-
-    def _feed_new_links(self) -> None:
-        """As soon as something is known of a link, not only after a round."""
-        known = {(peer, link.bps > 0) for peer, link in self._gauges.links.items()}
-        if known != self._known_links:
-            self._known_links = known
-            self._feed_links()
-
-    def _feed_links(self) -> None:
-        """What was measured of the links, unless it is as before."""
-        links = self._gauges.fresh_links()
-        if links is not None:
-            self.feed(ev.LinksMeasured(links))
-
-    def _feed_job(self, transfer: int) -> None:
-        progressed = self._gauges.job(transfer)
-        if progressed is not None:
-            self.feed(progressed)
 
     # ------------------------------------------------------------------------------------- links, engine
 
@@ -390,7 +371,9 @@ class Driver:
             self.recorder.moved(progress)
             ranks = self._gauges.ranks(job, progress)
         self.feed(ev.JobDone(transfer, digests, ranks))  # before the links: all members wait for the last one
-        self._feed_links()
+        measured = self._gauges.fresh_links()
+        if measured is not None:
+            self.feed(measured)
 
     @guarded
     def blob_chunk(self, transfer: int, chunk: int) -> None:

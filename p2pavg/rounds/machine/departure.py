@@ -11,7 +11,7 @@ from p2pavg.rounds.machine.events import Discard, Event, HandedOver, Inherited, 
 from p2pavg.rounds.machine.rules.camps import Facts
 from p2pavg.rounds.machine.rules.deadlines import Timer
 from p2pavg.rounds.machine.rules.plausible import plausible_handover
-from p2pavg.rounds.protocol.ballot import Lineage, PeerId
+from p2pavg.rounds.protocol.ballot import Held, Lineage, PeerId, Stage
 from p2pavg.rounds.protocol.causes import Loss
 from p2pavg.rounds.protocol.messages import Committed, Departing
 from p2pavg.rounds.protocol.roles import Role
@@ -79,7 +79,18 @@ class Departure:
             self._go()
 
     def _announce_to(self, peer: PeerId) -> None:
-        self.core.send(peer, Departing(self.core.here.epoch, self.machine.member.last_words()))
+        self.core.send(peer, Departing(self.core.here.epoch, self._last_words()))
+
+    def _last_words(self) -> tuple[Held, ...]:
+        """The answers of this peer to a successor: the last average here, and the last ballot since."""
+        core, dropped = self.core, self.machine.member.dropped
+        words = [
+            Held(o.ballot, Stage.COMMITTED, True, o.digests, (), o.weights, o.samples)
+            for o in core.outcomes.values()
+            if isinstance(o, Committed)
+        ]
+        since = [dropped] if dropped and dropped.ballot.standing == core.here.standing else []
+        return (*words[-1:], *since)
 
     def _known_to_count(self, offered: Collection[int]) -> int | None:
         """The transfer that was committed with samples of this peer, and that this peer could not

@@ -20,7 +20,6 @@ from p2pavg.rounds.machine.departure import Departure
 from p2pavg.rounds.machine.events import Event
 from p2pavg.rounds.machine.healing import Healing
 from p2pavg.rounds.machine.leading import Leading
-from p2pavg.rounds.machine.measurements import Measurements
 from p2pavg.rounds.machine.member import Member
 from p2pavg.rounds.machine.memory.config import Config
 from p2pavg.rounds.machine.memory.state import MemberState, state_of
@@ -28,7 +27,7 @@ from p2pavg.rounds.machine.newcomers import Newcomers
 from p2pavg.rounds.machine.others import Peers
 from p2pavg.rounds.machine.own_thread import Trainer
 from p2pavg.rounds.machine.refusals import Refusals
-from p2pavg.rounds.machine.reporting import Reporting
+from p2pavg.rounds.machine.reporting import Measurements, Reporting
 from p2pavg.rounds.machine.rules.deadlines import PAUSE, Timer
 from p2pavg.rounds.machine.stretching import Stretching
 from p2pavg.rounds.machine.succession import Succession

@@ -35,7 +35,6 @@ from p2pavg.rounds.protocol.wire import digest_of
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
 
-
 STATUS_S = 0.5  # seconds between two words of a member that is at work
 
 
@@ -132,17 +131,6 @@ class Member:
         for peer in peers:
             held.asked.add(peer)
             self.core.send(peer, Inquire(held.ballot))
-
-    def last_words(self) -> tuple[Held, ...]:
-        """The answers of this peer to a successor: the last average here, and the last ballot since."""
-        core = self.core
-        words = [
-            Held(o.ballot, Stage.COMMITTED, True, o.digests, (), o.weights, o.samples)
-            for o in core.outcomes.values()
-            if isinstance(o, Committed)
-        ]
-        since = [self.dropped] if self.dropped and self.dropped.ballot.standing == core.here.standing else []
-        return (*words[-1:], *since)
 
     def freeze(self) -> Held | None:
         """Freeze the ballot that this peer holds: from now on, a ballot that is not DONE never becomes

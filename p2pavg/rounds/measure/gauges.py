@@ -31,6 +31,7 @@ class Gauges:
         self._paces: dict[int, LinkPace] = {}  # by link
         self._before: dict[bytes, int] = {}  # bytes that had come from a peer when the round began
         self._told_links: Mapping[bytes, LinkFacts] = {}
+        self._known_links: set[tuple[bytes, bool]] = set()  # and whether it is known what they bring
         self._acknowledged: dict[int, Acknowledged] = {}  # by link
 
     @property
@@ -54,13 +55,21 @@ class Gauges:
             found[peer] = LinkFacts(link.brings_bps or earlier, link.rtt_min)
         return found
 
-    def fresh_links(self) -> Mapping[bytes, LinkFacts] | None:
+    def fresh_links(self) -> ev.LinksMeasured | None:
         """`links`, unless they are as this told them last."""
         links = self.links
         if links == self._told_links:
             return None
         self._told_links = links
-        return links
+        return ev.LinksMeasured(links)
+
+    def new_links(self) -> ev.LinksMeasured | None:
+        """`fresh_links`, as soon as something is known of another link, not only after a round."""
+        known = {(peer, link.bps > 0) for peer, link in self.links.items()}
+        if known == self._known_links:
+            return None
+        self._known_links = known
+        return self.fresh_links()
 
     def health(self) -> ev.Health:
         """How long ago each link was last known to work, in both directions."""
@@ -159,11 +168,12 @@ class Gauges:
                     coming.add(link)
         return members, waiting, coming
 
-    def job(self, transfer: int) -> ev.JobProgressed | None:
-        """How far a transfer is; None: there is none."""
-        job = self._jobs.get(transfer)
-        if job is None:
-            return None
+    def jobs(self) -> list[ev.JobProgressed]:
+        """How far each transfer is that runs."""
+        running = [(transfer, self._jobs.get(transfer)) for transfer in self._jobs.running()]
+        return [self._job(transfer, job) for transfer, job in running if job is not None]
+
+    def _job(self, transfer: int, job: JobInProgress) -> ev.JobProgressed:
         progress = self._jobs.progress(transfer)
         return ev.JobProgressed(transfer, self.ranks(job, progress), progress.first_byte_at)
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -22,6 +20,7 @@ from p2pavg.errors import StateError
 from p2pavg.rounds.state import snapshot
 from p2pavg.rounds.state.download import IDLE_S, Download, Piece
 from p2pavg.rounds.state.manifest import Manifest, chunk_bytes
+from p2pavg.rounds.state.projection import EpochTimes
 from p2pavg.rounds.state.results import ResultHead
 from p2pavg.rounds.state.retained import RetainedResults
 from p2pavg.rounds.state.snapshot import Live
@@ -40,7 +39,6 @@ MOST_TIMES = 4  # that a newcomer may ask for all chunks
 MAX_CHUNKS_ASKED = 4096
 OLD = 0.25  # of the state's bytes: with more results to follow on it, a newcomer gets a newer snapshot
 ALIGNED_S = 0.3  # donors of one newcomer whose requests arrive within this take their snapshots at one epoch
-EPOCHS_KNOWN = 8  # whose times tell how long one is
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,7 @@ class Donor:
         self._done_at = 0.0  # the last download
         self._ended = asyncio.Event()  # a download
         self._moved = asyncio.Event()  # the training thread has applied an average
-        self._epochs_at: deque[float] = deque(maxlen=EPOCHS_KNOWN)
+        self._epochs = EpochTimes()
 
     # What is offered.
 
@@ -193,12 +191,7 @@ class Donor:
     @property
     def epoch_s(self) -> float:
         """Of an epoch lately, those in which rounds waited for somebody left out; 0.0: not known."""
-        times = self._epochs_at
-        return (
-            max(1e-3, statistics.median(map(float.__sub__, list(times)[1:], times)))
-            if len(times) > 1
-            else 0.0
-        )
+        return self._epochs.usual_s
 
     async def _aligned(self) -> None:
         """Wait for an epoch whose number all donors of a newcomer wait for, though they were asked a little
@@ -224,7 +217,7 @@ class Donor:
 
     def applied(self) -> None:
         """The training thread has applied an average."""
-        self._epochs_at.append(time.monotonic())
+        self._epochs.add(time.monotonic())
         self._break_off()
         self._moved.set()
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
+EPOCHS_KNOWN = 8  # whose times tell how long one is
 WINDOW_S = 3.0  # the link's rate is the best of the last seconds
 RATE_S, RATE_TRIPS = 1.0, 4  # over so long, and so many round trips: what a lost packet held back is in it
 LEAST_S, LEAST_TRIPS = 0.4, 2  # of a transfer, and round trips, before anything is said of its rate
@@ -29,6 +32,23 @@ CLOSE_S = 0.5  # what is lacking takes less: rounds may wait for the rest
 LEAST_ALLOWED_S = 1.0  # that a newcomer may take, however late it is already
 TRIED_EPOCHS, TRIED_S = 2.0, 1.0  # how long it tries to get in without a round that waits for it
 ENDS_S = 3.0  # of a newcomer for which rounds wait anyway: none begins before it has everything
+
+
+class EpochTimes:
+    """When the last epochs ended, those in which rounds waited for somebody left out."""
+
+    def __init__(self) -> None:
+        self._ended: deque[float] = deque(maxlen=EPOCHS_KNOWN)
+
+    def add(self, now: float) -> None:
+        """An epoch has ended."""
+        self._ended.append(now)
+
+    @property
+    def usual_s(self) -> float:
+        """Seconds of an epoch lately; 0.0: not known."""
+        ended = list(self._ended)
+        return max(1e-3, median(b - a for a, b in pairwise(ended))) if len(ended) > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True)

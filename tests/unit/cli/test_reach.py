@@ -15,7 +15,7 @@ from p2pavg.cli.reach import Found, told
 from p2pavg.identity import Identity
 from p2pavg.membership.reach.leases import GatewayRefusal, Mapped
 from p2pavg.membership.reach.lessors import Lessors
-from p2pavg.membership.table import dht as table
+from p2pavg.membership.table import dialling_back
 from p2pavg.membership.table.dht import DHT
 from p2pavg.transport.links.listening import TablePort
 
@@ -62,14 +62,14 @@ def test_a_port_that_is_open(member: str, capsys: pytest.CaptureFixture[str]) ->
 @pytest.fixture
 def shut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members get through to no port but 7777."""
-    find = table.find_reachability
+    find = dialling_back._find_reachability
 
     async def find_reachability(node: object, port: int) -> object:
         tried = await find(node, node.bound[1])  # type: ignore[attr-defined, arg-type]
         where = {("203.0.113.7", port): port == 7777}
         return type(tried)(port == 7777, tried.address, "advice", where)
 
-    monkeypatch.setattr(table, "find_reachability", find_reachability)
+    monkeypatch.setattr(dialling_back, "_find_reachability", find_reachability)
 
 
 @pytest.mark.usefixtures("shut")

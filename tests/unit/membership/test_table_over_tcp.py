@@ -17,8 +17,9 @@ from p2pavg.membership.table import serving
 from p2pavg.membership.table.carrying import shares, streams
 from p2pavg.membership.table.carrying.carrier import Carrier
 from p2pavg.membership.table.carrying.ways import BOTH, FIRST_AGAIN_SECONDS, TCP, UDP, Ways
-from p2pavg.membership.table.dht import DHT, key_of
+from p2pavg.membership.table.dht import DHT
 from p2pavg.membership.table.ledger import AddressLedger
+from p2pavg.membership.table.record import key_of
 from p2pavg.membership.table.wire import MAX_DATAGRAM, Flag, RequestKind, decode, encode
 from p2pavg.membership.view import View
 from p2pavg.peer.peer import Peer

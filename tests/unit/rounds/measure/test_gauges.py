@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from p2pavg.rounds.machine.events import LinksMeasured
 from p2pavg.rounds.machine.rules.deadlines import LOOP_LIMIT
 from p2pavg.rounds.measure import gauges
 from p2pavg.rounds.measure.gauges import Gauges
@@ -66,7 +67,7 @@ def test_links_are_told_when_their_figures_change() -> None:
     """What was told already is not told again, though another round has passed."""
     link = SimpleNamespace(id=1, prior=None, brings_bps=0.0, rtt_min=0.1)
     read = Gauges(SimpleNamespace(), {b"p": link}, SimpleNamespace())  # type: ignore[arg-type,dict-item]
-    assert read.fresh_links() == {b"p": LinkFacts(0.0, 0.1)}
+    assert read.fresh_links() == LinksMeasured({b"p": LinkFacts(0.0, 0.1)})
     assert read.fresh_links() is None
     link.brings_bps = 1e6
-    assert read.fresh_links() == {b"p": LinkFacts(1e6, 0.1)}
+    assert read.fresh_links() == LinksMeasured({b"p": LinkFacts(1e6, 0.1)})

@@ -652,7 +652,8 @@ async def test_donors_take_their_snapshots_at_one_epoch(first: int, monkeypatch:
     monkeypatch.setattr(donor_module, "BUSY_WAIT_S", 100.0)
     engine = Engine()
     served = donor(engine, None)
-    served._epochs_at.extend(25.0 * n for n in range(7))  # so that four epochs take as long as that
+    for number in range(7):
+        served._epochs.add(25.0 * number)  # so that four epochs take as long as that
     engine.live.standing = (first, b"l" * 32)
     asked = asyncio.ensure_future(served.offer(0, aligned=True))
     for _ in range(10):
