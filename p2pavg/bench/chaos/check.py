@@ -45,6 +45,7 @@ def summarise(events: Sequence[Event], *, epochs: int, capacity: float) -> dict[
         "longest_stall_s": max((s["seconds"] for s in stalls), default=0.0),
         "longest_stall_s_by_fault": _by_fault(stalls),
         "stalls": stalls,
+        "longest_death_s": max(_deaths(events), default=None),
         "attempts_failed": sum(e["attempts"] - 1 for e in applied),
         "throughput_share": _throughput(events, applied, capacity),
         "capacity_share": _capacity(events),
@@ -178,6 +179,18 @@ def _stalls(applied: Sequence[Event], events: Sequence[Event]) -> list[dict[str,
             }
         )
     return stalls
+
+
+def _deaths(events: Sequence[Event]) -> list[float]:
+    """Seconds from each kill until the process was gone. Its connections close then, so before that nobody
+    can know by them: on a machine without a processor to spare that takes seconds.
+    """
+    struck: dict[str, float] = {}
+    for e in events:
+        if e["t"] == "dies" or (e["t"] == "fault" and e["victim"] and e["fault"] not in FREEZING):
+            struck.setdefault(e["victim"] if e["t"] == "fault" else e["who"], e["at"])
+    gone = [e for e in events if e["t"] == "ended" and e["code"] == -signal.SIGKILL]
+    return [e["at"] - struck[e["who"]] for e in gone if e["who"] in struck]
 
 
 def _cause(near: Sequence[str]) -> str:

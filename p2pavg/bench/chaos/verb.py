@@ -163,6 +163,11 @@ def _words(result: dict[str, Any]) -> list[str]:
         f"{result['crashes']} crashes, "
         f"{result['divergences']} divergences, {lost}{result['samples_discarded']} discarded and named",
         f"longest stall {result['longest_stall_s']:.2f} s ({by_fault or 'none'})",
+        *(
+            [f"killed processes were gone after at most {result['longest_death_s']:.2f} s"]
+            if result["longest_death_s"] is not None
+            else []
+        ),
         f"throughput {result['throughput_share']:.0%} of a swarm without faults, with "
         f"{result['capacity_share']:.0%} of its capacity alive",
         *(

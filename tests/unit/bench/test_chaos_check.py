@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from p2pavg.bench.chaos import check
 from p2pavg.bench.chaos.check import cpu_share, summarise
 
 WON = {epoch: f"won{epoch}" for epoch in range(4)}
@@ -114,3 +115,16 @@ def test_the_share_of_a_core_is_the_median_of_processes() -> None:
     ]
     assert cpu_share(usage) == pytest.approx((0.05 + 0.2) / 2)
     assert cpu_share([]) is None
+
+
+def test_how_long_a_killed_process_took_to_be_gone_is_told() -> None:
+    """From the kill, or its own word that it dies, until it ended: a longer stall is not by detection alone."""
+    events: list[dict[str, Any]] = [
+        {"who": "p1", "t": "dies", "at": 1.0, "phase": "begun"},
+        {"who": "", "t": "fault", "at": 1.4, "fault": "leader-begun", "victim": "p1", "until": 1.4},
+        {"who": "", "t": "fault", "at": 2.0, "fault": "kill", "victim": "p2", "until": 2.0},
+        {"who": "p2", "t": "ended", "at": 2.1, "code": -9},
+        {"who": "p1", "t": "ended", "at": 2.5, "code": -9},
+        {"who": "p3", "t": "ended", "at": 9.0, "code": 0},
+    ]
+    assert check._deaths(events) == pytest.approx([0.1, 1.5])
