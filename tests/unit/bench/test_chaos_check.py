@@ -118,7 +118,7 @@ def test_the_share_of_a_core_is_the_median_of_processes() -> None:
 
 
 def test_how_long_a_killed_process_took_to_be_gone_is_told() -> None:
-    """From the kill, or its own word that it dies, until it ended: a longer stall is not by detection alone."""
+    """From the kill, or its own word that it dies, until it ended: others cannot know earlier."""
     events: list[dict[str, Any]] = [
         {"who": "p1", "t": "dies", "at": 1.0, "phase": "begun"},
         {"who": "", "t": "fault", "at": 1.4, "fault": "leader-begun", "victim": "p1", "until": 1.4},
