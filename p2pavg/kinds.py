@@ -27,7 +27,7 @@ _WORDS = {
     collections.abc.Sequence: "a list",
     collections.abc.Mapping: "a dict",
 }
-_MANY = (collections.abc.Sequence, collections.abc.Mapping)
+_LIST = collections.abc.Sequence
 
 
 def check_fields(options: Any, declared: type) -> None:
@@ -103,26 +103,18 @@ def _is(value: object, kind: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if plain is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and value == value
-    if plain is collections.abc.Sequence:
-        listed = isinstance(value, collections.abc.Collection)
-        return listed and not isinstance(value, str | bytes | collections.abc.Mapping) and _all(value, kind)
-    if plain is collections.abc.Mapping:
-        return isinstance(value, plain) and _all(value, kind) and _all(value.values(), kind, 1)
+    if plain is _LIST:
+        if isinstance(value, str | bytes | collections.abc.Mapping):
+            return False
+        item = typing.get_args(kind)[0]
+        return isinstance(value, collections.abc.Collection) and all(_is(each, item) for each in value)
     return isinstance(value, plain)
-
-
-def _all(values: Any, kind: Any, argument: int = 0) -> bool:
-    """Whether each value is what an argument of a generic annotation says."""
-    return all(_is(value, typing.get_args(kind)[argument]) for value in values)
 
 
 def _words(kind: Any) -> str:
     plain = typing.get_origin(kind) or kind
     words = _WORDS.get(plain) or f"a {_named(plain)}"
-    values = typing.get_args(kind)[-1:] if plain in _MANY else ()
-    if not values or values[0] is Any:
-        return words
-    return f"{words} of texts" if values[0] is str else f"{words} of {_named(values[0])} objects"
+    return f"{words} of texts" if typing.get_args(kind) == (str,) and plain is _LIST else words
 
 
 def _named(kind: Any) -> str:

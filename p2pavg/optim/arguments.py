@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -118,6 +118,16 @@ def check_sizes(target_batch_size: object, batch_size_per_step: object) -> None:
             raise ConfigurationError(f"{name} must be a whole number of samples, at least 1, not {value!r}")
     if isinstance(batch_size_per_step, int) and isinstance(target_batch_size, int):
         check_step_fits(batch_size_per_step, target_batch_size)
+
+
+def check_extras(extras: Mapping[str, object]) -> None:
+    """Raises ConfigurationError for what has no state that could be saved and loaded."""
+    for name, value in extras.items():
+        if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+            raise ConfigurationError(
+                f"extras[{name!r}] must have state_dict() and load_state_dict(), which {kinds.seen(value)} "
+                "has not"
+            )
 
 
 def check_closure(closure: object) -> None:

@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import msgpack
 import torch
@@ -28,7 +28,6 @@ MARK = "p2pavg"
 SOFTWARE = f"torch {torch.__version__}"
 
 
-@runtime_checkable
 class Stateful(Protocol):
     """An object of the user's that belongs to the run, such as a GradScaler or a sampler."""
 

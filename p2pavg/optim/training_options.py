@@ -70,6 +70,7 @@ class TrainingOptions(PeerOptions):
         arguments.check_notice(self.leave_notice_s)
         codecs.get(self.compression)
         kinds.check_fields(self, TrainingOptions)
+        arguments.check_extras(self.extras or {})
         if self.spot_notices:
             raise ConfigurationError("spot_notices must be None or False, not True")
         if self.checkpoint_dir is None:

@@ -95,13 +95,13 @@ class Settings(PeerOptions):
         if self.map_port is not None and not isinstance(self.map_port, bool):
             raise ConfigurationError(f"map_port must be True, False or None, not {self.map_port!r}")
         check_rate("max_upload_mbps", self.max_upload_mbps)
-        if self.max_relay_mbps != 0:
+        if not _is_zero(self.max_relay_mbps):
             check_rate("max_relay_mbps", self.max_relay_mbps)
-        _ = self.topology, codecs.get(self.compression)
+        _ = self.topology, codecs.get(self.compression), self.label
         kinds.check_fields(self, PeerOptions)
         kinds.check_fields(self, Settings)
         _ = self.initial_addresses, self.price_table, self.metrics_place, self.most_peers
-        _ = self.bind, self.announced, self.membership, self.label
+        _ = self.bind, self.announced, self.membership
 
     @cached_property
     def initial_addresses(self) -> tuple[Address, ...]:
@@ -221,6 +221,10 @@ class Settings(PeerOptions):
         """The file to which reports are appended; None: no file."""
         path = os.environ.get("P2PAVG_REPORTS") if self.reports is None else self.reports
         return os.fspath(path) if path else None
+
+
+def _is_zero(value: object) -> bool:
+    return isinstance(value, int | float) and value == 0
 
 
 def check_rate(name: str, value: object) -> None:

@@ -111,7 +111,7 @@ def test_options_of_training_tell_what_they_take() -> None:
         ("delay_updates", "True or False"),
         ("checkpoint_dir", "a text, a path or None"),
         ("model", "a torch.Module or None"),
-        ("extras", "a dict of p2pavg.Stateful objects or None"),
+        ("extras", "a dict or None"),
     ):
         assert refusal(options, **{name: 3}) == f"{name} must be {kind}, not 3"
     inner = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), 0.1)
