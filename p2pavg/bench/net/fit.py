@@ -185,8 +185,6 @@ def _geometric_mean(values: Sequence[float]) -> float:
 
 def rate_text(gbps: float) -> str:
     """A rate for people, three digits."""
-    if gbps <= 0:
-        return "no rate"
     for factor, unit in ((1.0, "Gb/s"), (1e3, "Mb/s"), (1e6, "kb/s")):
         if gbps * factor >= 0.9995 or unit == "kb/s":
             return f"{gbps * factor:.3g} {unit}"

@@ -189,7 +189,7 @@ def table(result: dict[str, Any]) -> list[str]:
         *(_row("back", point) for point in result["reverse"]["sweep"]),
     ]
     if both := result["both"]:
-        there, back = fit.rate_text(both["forward_gbps"]), fit.rate_text(both["reverse_gbps"])
+        there, back = _rate(both["forward_gbps"]), _rate(both["reverse_gbps"])
         lines.append(f"{'at once':10}{both['streams']:8}{there:>12} there, {back} back")
     lines += result["words"]
     if burst := result["burst"]:
@@ -217,11 +217,15 @@ def table(result: dict[str, Any]) -> list[str]:
 
 
 def _row(title: str, point: dict[str, Any]) -> str:
-    warm, cold = fit.rate_text(point["gbps"]), fit.rate_text(point["cold_gbps"])
+    warm, cold = _rate(point["gbps"]), fit.rate_text(point["cold_gbps"])
     return (
         f"{title:10}{point['streams']:8}{warm:>12}{cold:>12}{point['loaded_rtt_ms']:10.1f} ms"
         f"{point['retransmit_share']:12.2%}"
     )
+
+
+def _rate(gbps: float) -> str:
+    return fit.rate_text(gbps) if gbps > 0 else "no rate"
 
 
 def _seconds(seconds: float | None) -> str:

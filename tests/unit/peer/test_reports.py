@@ -23,7 +23,7 @@ def test_the_last_word_of_who_leaves_is_no_round(tmp_path: Path) -> None:
     peer = Peer("run", on_round=rounds.append, **options)
     told = [report(epoch=1), report(epoch=2, members=(), samples=0, samples_discarded=8)]
     for each in told:
-        peer._publish(each)
+        peer._publisher.publish(each)
     assert rounds == told[:1]
     assert len(path.read_text().splitlines()) == 2
 
@@ -40,7 +40,7 @@ def test_a_callback_that_raises_is_told_once(caplog: pytest.LogCaptureFixture) -
 
     peer = Peer("run", on_round=callback, initial_peers=[], listen="127.0.0.1:0")
     for epoch in range(3):
-        peer._publish(report(epoch=epoch))
+        peer._publisher.publish(report(epoch=epoch))
     assert len(rounds) == 3
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == [
         "the on_round callback raised"
