@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import signal
 
+from p2pavg.errors import P2PAvgError
+
+MOST_RAISED = 150  # characters of what somebody else's code raised
+
 
 def printable(text: str) -> str:
     """The text without characters that move the cursor or end the line."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def raised(error: Exception) -> str:
+    """What was raised, on one line and not long: with its kind, unless the sentence is p2pavg's own."""
+    text = printable(str(error)).strip()
+    if isinstance(error, P2PAvgError):
+        return text
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return named if len(named) <= MOST_RAISED else f"{named[:MOST_RAISED]}…"
 
 
 def counted(count: int, noun: str) -> str:

@@ -16,6 +16,7 @@ from p2pavg.errors import ConfigurationError
 
 REDUCTIONS = ("mean", "sum")
 LOCKSTEP = "step"
+RESERVED = "p2pavg."  # how names of p2pavg's own extras begin
 WRAPPERS = {
     "CollaborativeOptimizer": "wrap the optimizer inside it, after close()",
     "AcceleratedOptimizer": "wrap the torch optimizer first, and hand the result to accelerator.prepare()",
@@ -121,9 +122,15 @@ def check_sizes(target_batch_size: object, batch_size_per_step: object) -> None:
 
 
 def check_extras(extras: Mapping[str, object]) -> None:
-    """Raises ConfigurationError for what has no state that could be saved and loaded."""
+    """Raises ConfigurationError for what has no name, or no state that could be saved and loaded."""
     for name, value in extras.items():
-        if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
+        if not isinstance(name, str) or name.startswith(RESERVED):
+            raise ConfigurationError(
+                f"a name in extras must be a text that does not begin with {RESERVED!r}, not "
+                f"{kinds.seen(name)}"
+            )
+        calls = [getattr(value, call, None) for call in ("state_dict", "load_state_dict")]
+        if isinstance(value, type) or not all(callable(call) for call in calls):
             raise ConfigurationError(
                 f"extras[{name!r}] must have state_dict() and load_state_dict(), which {kinds.seen(value)} "
                 "has not"

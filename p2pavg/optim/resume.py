@@ -25,6 +25,7 @@ from p2pavg.rounds.training import RunStart, StateSource, Training
 log = logging.getLogger("p2pavg.optim")
 CHECKPOINT_EPOCHS = 10
 MARK = "p2pavg"
+MALFORMED = "the run's part of this state_dict is malformed; load an older one"
 SOFTWARE = f"torch {torch.__version__}"
 
 
@@ -73,13 +74,15 @@ class Resumable:
         """Take apart what `save` made: the inner optimizer's state_dict(), and the run's part, if there is
         one. Raises StateError for what `save` never made.
         """
-        if not isinstance(state_dict, Mapping) or "param_groups" not in state_dict:
+        if not _has_form(state_dict):
             raise StateError(
                 "load_state_dict() takes what state_dict() of this optimizer returned, not "
                 f"{seen(state_dict)}"
             )
         state = dict(state_dict)
         ours = state.pop(MARK, None)
+        if not isinstance(ours, Mapping | None):
+            raise StateError(MALFORMED)
         state["state"] = numbered(state["state"]) if "state" in state else {}  # without any, nothing is saved
         state["param_groups"] = [
             {key: value for key, value in group.items() if key != MARK} for group in state["param_groups"]
@@ -88,17 +91,22 @@ class Resumable:
 
     def is_present(self, saved: Mapping[str, Any] | None, training: Training) -> bool:
         """Whether the saved state is the one that this peer stands at."""
-        if saved is None:
+        if not isinstance(saved, Mapping):
             return False
         epoch, lineage = training.standing
         return saved.get("epoch") == epoch and saved.get("lineage") == lineage.hex()
 
     def check(self, saved: Mapping[str, Any] | None) -> None:
-        """Raises StateError when the state is of another model or optimizer; warns when it is of another
-        torch.
+        """Raises StateError when the state is of another model or optimizer, or malformed; warns when it is
+        of another torch, or of no run.
         """
         if saved is None:
+            log.warning(
+                "this state_dict is of an optimizer outside a run: the run's epoch, history, scheduler and "
+                "extras are not in it, and go on from what the members have, or from the beginning"
+            )
             return
+        _start(saved)
         if saved.get("schema", self.schema.hex()) != self.schema.hex():
             raise StateError(
                 "this state_dict is of another model or optimizer; build what was saved, in the same order"
@@ -119,13 +127,30 @@ class Resumable:
         if self.scheduler is not None and saved.get("scheduler") is not None:
             self.scheduler.load_state_dict(numbered(saved["scheduler"]))
         load_extras(self.extras, saved.get("extras", {}))
-        if "history" not in saved:
-            return None
-        try:
-            rows = msgpack.unpackb(base64.b64decode(saved["history"]))
-            return RunStart(int(saved["epoch"]), bytes.fromhex(saved["lineage"]), from_rows(rows))
-        except (ValueError, KeyError, TypeError, msgpack.UnpackException):
-            raise StateError("the run's part of this state_dict is malformed; load an older one") from None
+        return _start(saved)
+
+
+def _start(saved: Mapping[str, Any]) -> RunStart | None:
+    """Where the run stood. Raises StateError when that is malformed."""
+    if "history" not in saved:
+        return None
+    try:
+        rows = msgpack.unpackb(base64.b64decode(saved["history"]))
+        return RunStart(int(saved["epoch"]), bytes.fromhex(saved["lineage"]), from_rows(rows))
+    except (ValueError, KeyError, TypeError, msgpack.UnpackException):
+        raise StateError(MALFORMED) from None
+
+
+def _has_form(state_dict: object) -> bool:
+    """Whether it is a state_dict() of some optimizer."""
+    if not isinstance(state_dict, Mapping):
+        return False
+    groups, state = state_dict.get("param_groups"), state_dict.get("state", {})
+    return (
+        isinstance(state, Mapping)
+        and isinstance(groups, list | tuple)
+        and all(isinstance(each, Mapping) and isinstance(each.get("params"), list | tuple) for each in groups)
+    )
 
 
 def check_fresh(optimizer: torch.optim.Optimizer, run_id: str) -> None:

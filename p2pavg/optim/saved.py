@@ -32,7 +32,8 @@ class Saved(RunWrapper):
         with suppress(Exception):  # it was raised before, from step()
             self._update.settle()
         whole = not self._update.lost and self._entering is None
-        return whole and self._resumable.is_present(state_dict.get(MARK), self._training)
+        ours = state_dict.get(MARK) if isinstance(state_dict, Mapping) else None
+        return whole and self._resumable.is_present(ours, self._training)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint, and enter the run anew from there. This peer's accumulated samples are dropped.
@@ -42,7 +43,9 @@ class Saved(RunWrapper):
         the parameter groups.
 
         Args:
-            state_dict: what `state_dict()` returned, here or at another peer of the run.
+            state_dict: what `state_dict()` returned, here or at another peer of the run. That of an
+                optimizer of the same class outside a run is taken, too, with a warning: the run's epoch and
+                history are not in it.
 
         Interrupted, it is loaded whole by the next `step()`, or by another call.
 
@@ -50,6 +53,7 @@ class Saved(RunWrapper):
             StateError: when it is of another model or optimizer, or malformed.
         """
         state, ours = self._resumable.parted(state_dict)
+        options.check_saved(self.inner, state["param_groups"])
         self._resumable.check(ours)
         if self.stands_at(state_dict):
             options.take(self.inner, state)

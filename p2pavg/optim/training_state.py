@@ -16,6 +16,7 @@ from p2pavg.optim.gradients.store import dense_stride
 from p2pavg.optim.resume import Stateful, load_extras
 from p2pavg.optim.sample import Sample, of_copy
 from p2pavg.optim.tree import U8, TreeWriter, unpack
+from p2pavg.printable import raised
 from p2pavg.rounds.training import Section, Snapshot, SwappedError
 
 LOCAL_OPTIONS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
@@ -144,8 +145,11 @@ class TrainingState:
             "buffers": list(self._buffers()),
             "options": shared_options(optimizer),
             "optimizer": self._optimizer_state(),
-            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
-            "extras": {name: extra.state_dict() for name, extra in (extras or self._extras).items()},
+            "scheduler": None if self._scheduler is None else _state_of("the scheduler", self._scheduler),
+            "extras": {
+                name: _state_of(f"extras[{name!r}]", extra)
+                for name, extra in (extras or self._extras).items()
+            },
         }
         meta, sections = {}, {}
         for name, part in parts.items():
@@ -236,6 +240,16 @@ class FiledState:
     def load(self, meta: Mapping[str, Any], buffers: Mapping[str, U8]) -> None:
         """As that of the training state."""
         self._state.load(meta, buffers, self._extras)
+
+
+def _state_of(what: str, held: Stateful | LRScheduler) -> Any:
+    """The state of an object of the user's. Raises StateError, which names it, when its own code fails."""
+    try:
+        return held.state_dict()
+    except MemoryError:
+        raise
+    except Exception as error:  # StopIteration, too, which no thread could hand on
+        raise StateError(f"mend the state_dict() of {what}, which raised {raised(error)}") from error
 
 
 def _check_form(parts: Mapping[str, Any]) -> None:

@@ -120,6 +120,28 @@ def test_options_of_training_tell_what_they_take() -> None:
     assert told.startswith("node_group must be a torch.distributed group")
 
 
+@pytest.mark.parametrize(
+    ("extras", "told"),
+    [
+        ([1], "extras must be a dict or None, not [1]"),
+        ({"a": 1}, "extras['a'] must have state_dict() and load_state_dict(), which 1 has not"),
+        ({"a": torch.nn.Linear}, "extras['a'] must have state_dict() and load_state_dict(), which"),
+        (
+            {"a": types.SimpleNamespace(state_dict={}, load_state_dict={})},
+            "extras['a'] must have state_dict()",
+        ),
+        ({3: torch.nn.ReLU()}, "a name in extras must be a text that does not begin with 'p2pavg.', not 3"),
+        ({"p2pavg.sampler": torch.nn.ReLU()}, "a name in extras must be a text that does not begin with"),
+    ],
+)
+def test_extras_have_names_and_a_state(extras: Any, told: str) -> None:
+    """What could not be saved, or not by its name, is refused before a peer is started."""
+    found = refusal(options, extras=extras)
+    assert found is not None
+    assert found.startswith(told)
+    assert refusal(options, extras={"a": torch.nn.ReLU()}) is None
+
+
 def test_a_peers_methods_take_nothing_else_either() -> None:
     """Whatever a method of `Peer` is given, the error is p2pavg's own, or that the peer was not started."""
     peer, ones = Peer("r", listen="127.0.0.1:0"), torch.ones(2)

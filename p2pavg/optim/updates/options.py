@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+from p2pavg.errors import StateError
 from p2pavg.optim.training_state import LOCAL_OPTIONS
 
 Columns = dict[str, list[Any]]
@@ -63,6 +65,42 @@ def take(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> Non
     """Take the options of the groups from a state_dict()."""
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         group.update({name: value for name, value in saved.items() if name not in LOCAL_OPTIONS})
+
+
+def check_saved(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]) -> None:
+    """Raises StateError unless the groups of a state_dict() are those of such an optimizer."""
+    mine, theirs = ([len(group["params"]) for group in groups] for groups in (optimizer.param_groups, saved))
+    if mine != theirs:
+        _refuse(f"its groups have {_counts(theirs)} parameters, here {_counts(mine)}")
+    for own, group in zip(optimizer.param_groups, _filled(optimizer, saved), strict=True):
+        for name in optimizer.defaults:
+            if name in own and name not in group and name not in LOCAL_OPTIONS:
+                _refuse(f"it has no {name!r}, which {type(optimizer).__name__} needs")
+
+
+def _refuse(why: str) -> NoReturn:
+    raise StateError(
+        f"this state_dict is of another model or optimizer ({why}); build what was saved, in the same order"
+    )
+
+
+def _counts(sizes: Sequence[int]) -> str:
+    shown = ", ".join(map(str, sizes[:8]))
+    return f"{shown}, …" if len(sizes) > 8 else shown or "no"
+
+
+def _filled(
+    optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]
+) -> Sequence[Mapping[str, Any]]:
+    """The groups with what the class adds to those that an older version of it saved."""
+    probe: Any = object.__new__(type(optimizer))
+    probe.__dict__.update(optimizer.__dict__)
+    try:
+        probe.__setstate__({"state": defaultdict(dict), "param_groups": [dict(group) for group in saved]})
+    except Exception:  # of a class that reads its state there: it will tell when it loads
+        return optimizer.param_groups
+    groups: Sequence[Mapping[str, Any]] = probe.param_groups
+    return groups
 
 
 def differences(mine: Columns, theirs: Columns, groups: int) -> dict[str, tuple[Any, Any]]:

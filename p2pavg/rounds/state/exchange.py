@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from p2pavg.errors import StateError
+from p2pavg.printable import raised
 from p2pavg.rounds.state.donor import Donor
 from p2pavg.rounds.state.generation_rows import Generations, to_rows
 from p2pavg.transport.links.link import Link
@@ -85,12 +86,9 @@ class StateExchange:
             offer = await self.donor.offer(
                 link.id, have=have, root=root if isinstance(root, bytes) else b"", aligned=aligned
             )
-        except StateError as error:
-            link.reply(request, {"error": str(error)})
-            return
-        except Exception as error:  # from a user's state_dict(), or no memory for the copy
-            self._tell(f"{error}" or type(error).__name__)
-            link.reply(request, {"error": "its donor could not copy the state"})
+        except Exception as error:  # of the user's objects, or no memory for the copy
+            self._tell(raised(error))
+            link.reply(request, {"error": f"its donor could not copy the state ({raised(error)})"})
             return
         if offer is None:
             link.reply(request, {"busy": True, **self.donor.busy()})

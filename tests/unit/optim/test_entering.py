@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import threading
 import time
 import weakref
@@ -15,7 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from p2pavg import outline
-from p2pavg.errors import ConfigurationError, IncompatiblePeerError
+from p2pavg.errors import ConfigurationError, IncompatiblePeerError, StateError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.peer.peer import Peer
 from tests.unit.optim.fake_swarm import FakeSwarm
@@ -156,6 +157,70 @@ def test_loading_the_present_state_changes_nothing(swarm: FakeSwarm, options: di
     edited["param_groups"][0]["lr"] = 0.125
     opt.load_state_dict(edited)
     assert opt.param_groups[0]["lr"] == 0.125
+    opt.close()
+
+
+STRANGE: dict[str, tuple[Any, str]] = {
+    "nothing": ({}, "takes what state_dict"),
+    "None": (None, "takes what state_dict"),
+    "a model's": ({"weight": torch.ones(2)}, "takes what state_dict"),
+    "groups of numbers": ({"param_groups": [1]}, "takes what state_dict"),
+    "no groups": ({"param_groups": []}, "its groups have no parameters, here 4"),
+    "another class": (lambda params: torch.optim.AdamW(params, lr=0.001), "no 'momentum', which SGD needs"),
+    "fewer parameters": (lambda params: torch.optim.SGD(params[1:], lr=0.5), "have 3 parameters, here 4"),
+    "more groups": (
+        lambda params: torch.optim.SGD([{"params": [p]} for p in params], 0.5),
+        "have 1, 1, 1, 1",
+    ),
+    "a damaged part": ({"p2pavg": 3}, "malformed"),
+    "a damaged history": ({"p2pavg": {"history": "x", "epoch": 1}}, "malformed"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_state_dict_of_something_else_changes_nothing(name: str, swarm: FakeSwarm) -> None:
+    """It is refused in one sentence, before the run is left, and before an option or a value is loaded."""
+    model = net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    opt = CollaborativeOptimizer(inner, "test", 4, 4)
+    given, why = STRANGE[name]
+    if callable(given):
+        given = given(list(net().parameters())).state_dict()
+    elif given and "p2pavg" in given:
+        given = {**inner.state_dict(), **given}
+    before = copy.deepcopy(opt.state_dict())
+    with pytest.raises(StateError, match=why):
+        opt.load_state_dict(given)
+    assert opt.state_dict()["param_groups"] == before["param_groups"]
+    assert len(swarm.joined) == 1
+    loss_of(model, [1, 2, 3, 4]).backward()
+    opt.step()
+    assert opt.epoch == 1
+    opt.close()
+
+
+@pytest.mark.parametrize("make", ["sgd", "adamw"])
+def test_a_plain_optimizers_state_is_loaded_with_a_warning(
+    make: str, swarm: FakeSwarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That of a training without p2pavg, or of an older torch, which knew fewer options: values are those."""
+    alone = net()
+    plain = MAKERS[make](alone.parameters())
+    loss_of(alone, [1, 2, 3, 4]).backward()
+    plain.step()
+    saved = copy.deepcopy(plain.state_dict())
+    saved["param_groups"][0]["lr"] = 0.0123
+    del saved["param_groups"][0]["maximize"]
+    model = net()
+    opt = wrap(model, MAKERS[make], target_batch_size=4)
+    swarm.joined.clear()
+    with caplog.at_level(logging.WARNING):
+        opt.load_state_dict(saved)
+    assert "epoch, history, scheduler and extras are not in it" in caplog.text
+    assert opt.epoch == 0
+    assert opt.param_groups[0]["lr"] == 0.0123
+    loss_of(model, [1, 2, 3, 4]).backward()
+    opt.step()
     opt.close()
 
 

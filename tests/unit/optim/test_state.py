@@ -275,3 +275,29 @@ def test_modules_are_found_by_their_parameters() -> None:
     assert owning_modules([p for p in frozen.parameters() if p.requires_grad]) == [frozen]
     assert len(persistent_buffers([both])) == 6
     assert persistent_buffers(owning_modules([nn.Parameter(torch.zeros(1))])) == []
+
+
+class Raising:
+    """An object of a user's whose state_dict() raises."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def state_dict(self) -> dict[str, object]:
+        raise self.error
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize("error", [KeyError("momentum"), StopIteration()], ids=["key", "stop"])
+def test_whose_state_dict_raises_is_named(error: Exception) -> None:
+    """A scheduler's or an extra's exception becomes a StateError that names it, which threads hand on."""
+    optimizer = OPTIMIZERS["sgd"](net().parameters())
+    held = Raising(error)
+    for scheduler, extras, name in ((held, {}, "the scheduler"), (None, {"mine": held}, r"extras\['mine'\]")):
+        state = TrainingState(optimizer, scheduler, list, extras)  # type: ignore[arg-type]
+        with pytest.raises(
+            StateError, match=rf"state_dict\(\) of {name}, which raised {type(error).__name__}"
+        ):
+            state.snapshot()

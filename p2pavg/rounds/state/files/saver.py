@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from p2pavg.errors import P2PAvgError
+from p2pavg.printable import raised
 from p2pavg.rounds.state import snapshot
 from p2pavg.rounds.state.files.checkpoints import Checkpoints
 from p2pavg.rounds.state.generation_rows import Generations, to_rows
@@ -75,9 +75,10 @@ class Saver:
         except SwappedError:
             self._next = self._epoch  # the next boundary will do
             return
-        except (OSError, P2PAvgError, MemoryError) as error:
+        except Exception as error:  # of the disk, of memory, or of what the user's objects hold
             if not self._failing:
-                logger.warning("no checkpoint can be written to %s (%s); training goes on", directory, error)
+                why = raised(error)
+                logger.warning("no checkpoint can be written to %s (%s); training goes on", directory, why)
             self._failing = True
             return
         self._failing = False

@@ -82,7 +82,9 @@ async def test_a_closed_one_answers_nobody() -> None:
 
 
 async def test_why_no_state_can_be_given_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Newcomers ask twice a second: what keeps this peer from a copy is one warning until it changes."""
+    """Newcomers ask twice a second: what keeps this peer from a copy is one warning until it changes, and is
+    what they hear, too.
+    """
 
     class Failing:
         epoch_s = 1.0
@@ -96,7 +98,8 @@ async def test_why_no_state_can_be_given_is_told_once(caplog: pytest.LogCaptureF
     for donor.why in ("no memory", "no memory", "no memory", "no disk", "no disk"):
         link: Any = Asking()
         exchange.message(link, {"t": "state"})
-        assert "error" in await asyncio.wait_for(link.answer, 10)
+        answer = await asyncio.wait_for(link.answer, 10)
+        assert answer == {"error": f"its donor could not copy the state (RuntimeError: {donor.why})"}
     told = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert [words.rpartition(": ")[2] for words in told] == ["no memory", "no disk"]
     exchange.close()
