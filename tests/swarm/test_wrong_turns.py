@@ -142,7 +142,11 @@ def test_tcp_is_blocked(swarms, addresses, caplog, monkeypatch):
 def test_a_newcomer_behind_a_firewall(swarm, caplog, monkeypatch):
     """Nobody can open a connection to the newcomer: it says so, dials out, and trains."""
     walled = free_port()  # where the swarm is asked to dial back, and finds nobody
-    monkeypatch.setattr(DHT, "check_reachability", lambda self, **_: find_reachability(self.node, walled))
+
+    async def dial_back(self, *, in_haste):
+        return await find_reachability(self.node, [walled], in_haste=in_haste)
+
+    monkeypatch.setattr(DHT, "check_reachability", dial_back)
     with newcomer(swarm.address) as opt:
         while opt.last_report is None or len(opt.last_report.members) < 2:
             opt.model(torch.randn(8, 8)).square().mean().backward()
@@ -186,7 +190,10 @@ def test_another_run_id(swarm, caplog):
 
 @pytest.mark.parametrize(
     ("credentials", "fix"),
-    [("wrong", "not of this run.*check credentials= on both sides"), (None, "give both the credentials")],
+    [
+        ("wrong", "not of this run.*check credentials= on both sides"),
+        (None, "that run is closed.*pass credentials="),
+    ],
 )
 def test_wrong_credentials(swarms, addresses, folder, credentials, fix):
     """Credentials of another authority, or none, are refused with what to do."""

@@ -351,7 +351,10 @@ def test_attempts_last_until_links_come_up() -> None:
             assert machine.next_deadline is not None
             now = max(now, machine.next_deadline)
     gaps = [later - earlier for earlier, later in pairwise(asked_at)]
-    assert gaps == pytest.approx([0.0, 0.05, 0.1, 0.2, 0.4, 0.8])  # the first is free: then they own nothing
+    met, apart = [gap for gap in gaps if gap == pytest.approx(0.15)], gaps[-6:]
+    assert len(gaps) == len(met) + len(apart)
+    assert 1.0 <= sum(met) <= 1.2  # links of who has just come may be coming up
+    assert apart == pytest.approx([0.0, 0.05, 0.1, 0.2, 0.4, 0.8])  # the first is free: then they own nothing
 
 
 @pytest.mark.parametrize(("cause", "back"), [(Cause.UNLINKED, True), (Cause.WRONG_RESULT, False)])
