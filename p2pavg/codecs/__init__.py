@@ -232,7 +232,7 @@ _BUILT_IN |= {name: _sparse(name, wire_id) for name, wire_id in SPARSE_IDS.items
 
 def get(codec: str | Codec) -> Codec:
     """The codec of this name ("none", "fp16", "bf16", "int8", "int4"), or the given object, checked."""
-    if isinstance(codec, str):
+    if codec is None or isinstance(codec, str):
         try:
             return _BUILT_IN[codec]
         except KeyError:

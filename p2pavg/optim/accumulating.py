@@ -43,6 +43,7 @@ class Accumulating(Saved):
         """
         if self._closed:
             raise ClosedError("this optimizer was closed; build a new one to go on training")
+        self._check_groups()
         half = self._update.lost or self._entering is not None
         if half:
             self._enter_again()

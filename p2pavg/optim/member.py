@@ -27,6 +27,7 @@ from p2pavg.optim.sampling import Sampling
 from p2pavg.optim.training_options import TrainingOptions
 from p2pavg.optim.training_state import FiledState, TrainingState
 from p2pavg.optim.updates.buffers import AveragedBuffers
+from p2pavg.optim.updates.built import Built
 from p2pavg.optim.updates.resync import Resync
 from p2pavg.optim.updates.update import HALF_CHANGED, Update
 from p2pavg.optim.wrapper import Wrapper
@@ -84,6 +85,12 @@ class RunWrapper(Wrapper):
         """Whether this optimizer trains one of these parameters now."""
         mine = {id(param) for param in self._flat.params}
         return not self._closed and any(id(param) in mine for param in params)
+
+    def _begin(self) -> None:
+        """Enter the run for the first time, from the newest checkpoint where there is one."""
+        built = Built(self.inner, self._options.scheduler)
+        self._join(self._load_checkpoint())
+        built.tell_replaced()
 
     def _join(self, start: RunStart | None, known: Sequence[str] | None = None) -> None:
         """Enter the run, and load the swarm's state when it has gone on without us.

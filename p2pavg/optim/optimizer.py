@@ -221,7 +221,7 @@ class CollaborativeOptimizer(Accumulating):
         live.warn_of_another_model(self.run_id, self._resumable.schema)
         live.enter(self, self._held, self._resumable.schema)
         try:
-            self._join(self._load_checkpoint())
+            self._begin()
         except BaseException:
             self.close(0.0)
             raise
@@ -292,6 +292,7 @@ class CollaborativeOptimizer(Accumulating):
                 loss = closure()
         if self._closed:
             raise ClosedError("this optimizer was closed; build a new one to go on training")
+        self._check_groups()
         if self._state.are_swapped:
             raise ConfigurationError("step() inside opt.swapped() or opt.averaged(): end the block first")
         passes, half = self._flat.passes, self._update.lost or self._entering is not None

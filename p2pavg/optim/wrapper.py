@@ -22,6 +22,7 @@ class Wrapper(torch.optim.Optimizer):
         self.inner = inner
         self._masters: Masters | None = None
         self._scale = LossScale()
+        self._groups = len(inner.param_groups)
 
     def _mirror_inner(self) -> None:
         """Show the inner optimizer's groups, state and defaults as this one's own."""
@@ -51,6 +52,16 @@ class Wrapper(torch.optim.Optimizer):
                 "optimizer, with requires_grad=False until needed, before wrapping it"
             )
         super().add_param_group(param_group)
+
+    def _check_groups(self) -> None:
+        """Raises ConfigurationError when the inner optimizer has got more groups since it was wrapped."""
+        if len(self.inner.param_groups) > self._groups:
+            added = [param for group in self.inner.param_groups[self._groups :] for param in group["params"]]
+            shapes = ", ".join(str(list(param.shape)) for param in added)
+            raise ConfigurationError(
+                f"the inner optimizer was given parameters that no other peer trains (of shape {shapes}): "
+                "call its add_param_group() before you wrap it, with requires_grad=False until needed"
+            )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raises ConfigurationError: copies of a place in a swarm would speak for one peer."""

@@ -276,6 +276,7 @@ class _Flat:
                     f"only writable float32 and float16 arrays can be averaged, not {value.dtype}; "
                     f"convert it first"
                 )
+            _check_layout(value.shape, [step // value.itemsize for step in value.strides])
             return cls(value, None)
         import torch
 
@@ -289,6 +290,13 @@ class _Flat:
                 f"only float32, float16 and bfloat16 tensors and arrays can be averaged, not {kind}; "
                 f"convert it first"
             )
+        if value.layout != torch.strided or value.is_meta:
+            kind = "on the meta device" if value.is_meta else f"of layout {value.layout}"
+            raise ConfigurationError(
+                f"only tensors whose elements are all in memory can be averaged, not one {kind}; convert it "
+                "first"
+            )
+        _check_layout(value.shape, value.stride())
         data = value.detach()
         if data.device.type == "cpu" and data.dtype == torch.float32 and data.is_contiguous():
             return cls(data.numpy(), None)
@@ -311,3 +319,18 @@ class _Flat:
             import torch
 
             self._tensor.copy_(torch.from_numpy(values).reshape(self._tensor.shape))
+
+
+def _check_layout(shape: Sequence[int], strides: Sequence[int]) -> None:
+    """Raises ConfigurationError where elements share memory, as after expand(): an average of each has no
+    place there. strides: in elements.
+    """
+    reach = 0  # the furthest element of the dimensions that were looked at
+    for step, size in sorted(
+        (abs(step), size) for step, size in zip(strides, shape, strict=True) if size > 1
+    ):
+        if step <= reach:
+            raise ConfigurationError(
+                "elements of a tensor share memory, as after expand(): average a clone() of it instead"
+            )
+        reach += step * (size - 1)

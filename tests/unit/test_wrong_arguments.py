@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +25,7 @@ from p2pavg import (
 )
 from p2pavg.optim.training_options import TrainingOptions
 from p2pavg.peer.settings import Settings
+from p2pavg.peer.tensors import Call
 
 
 def nothing(*_: Any) -> None:
@@ -98,6 +100,10 @@ def test_an_argument_of_another_kind_is_refused_in_one_sentence(public: str) -> 
         ({"on_round": 3}, "on_round must be a function or None, not 3"),
         ({"credentials": b"secret"}, "credentials must be a text, a path or None, not bytes"),
         ({"region": "x" * 3 + "y", "metrics": 9}, "metrics must be a text or None, not 9"),
+        (
+            {"compression": None},
+            "There is no compression None; choose one of none, fp16, bf16, int8, int4.",
+        ),
     ],
 )
 def test_it_is_told_what_is_wanted(given: dict[str, Any], told: str) -> None:
@@ -161,6 +167,21 @@ def test_a_peers_methods_take_nothing_else_either() -> None:
         assert all(told is not None and is_one_sentence(told) for told in tried), (value, tried)
     for value in JUNK:
         assert "notice_s must be a number" in str(refusal(peer.close, value))
+
+
+def test_tensors_that_cannot_hold_an_average_are_refused() -> None:
+    """Elements that share memory, sparse tensors and such without values; strided ones are averaged."""
+    one = torch.ones(1)
+    for wrong, why in (
+        (one.expand(3), "share memory"),
+        (torch.ones(6).as_strided((2, 3), (1, 1)), "share memory"),
+        (np.lib.stride_tricks.as_strided(np.ones(6, np.float32), (2, 3), (4, 4)), "share memory"),
+        (torch.ones(3).to_sparse(), "torch.sparse_coo"),
+        (torch.ones(3, device="meta"), "meta device"),
+    ):
+        assert why in str(refusal(Call, [torch.ones(2), wrong], 1.0, None, 1.0))
+    for right in (torch.ones(3, 4).t(), torch.ones(4, 6)[::2, 1::3], np.ones((3, 4), np.float32)[::-1].T):
+        assert refusal(Call, right, 1.0, None, 1.0) is None
 
 
 def test_an_optimizers_methods_take_nothing_else_either() -> None:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
+from p2pavg.optim.outer.settings import Outer
 from tests.unit.optim.fake_swarm import FakeSwarm
 from tests.unit.optim.test_optimizer import MAKERS, loss_of, net, relative, sample, swarm, vector, wrap
 
@@ -288,3 +289,15 @@ def test_load_state_dict_assign_is_followed(swarm: FakeSwarm, offload: bool) -> 
         loss_of(alone, list(ids)).backward()
         optimizer.step()
     assert relative(model, alone) <= 1e-6
+
+
+@pytest.mark.parametrize("outer", [None, Outer()])
+def test_a_parameter_added_to_the_inner_optimizer_is_refused(swarm: FakeSwarm, outer: Outer | None) -> None:
+    """It would train here alone: the next step() names its shape, before anything is counted."""
+    model = net()
+    with wrap(model, outer=outer) as opt:
+        loss_of(model, [0, 1, 2, 3]).backward()
+        opt.inner.add_param_group({"params": [nn.Parameter(torch.zeros(3, 5))]})
+        with pytest.raises(ConfigurationError, match=r"\[3, 5\].*before you wrap it"):
+            opt.step()
+        assert swarm.joined[0].counted == 0
