@@ -14,6 +14,7 @@ log = logging.getLogger("p2pavg.optim")
 
 ADVISED = 4  # averages after which links are known
 WORTH_TELLING = 0.05  # of the time of the local steps
+LEAST_S = 0.1  # a shorter round is a matter of the local steps, which are few and short, or of chance
 CHUNK = 1 << 17
 
 
@@ -48,7 +49,7 @@ def advise(report: RoundReport, steps: int, overlap: int) -> str | None:
     known = report.codec in codecs.WIRE_IDS or report.codec in codecs.SPARSE_IDS
     if calculation <= 0 or steps < 1 or len(report.members) < 2 or not known:
         return None
-    if communication <= (1.0 if overlap else WORTH_TELLING) * calculation:
+    if communication < LEAST_S or communication <= (1.0 if overlap else WORTH_TELLING) * calculation:
         return None
     ways = ", ".join(
         f"{one.steps} with {one.codec}" for one in choices(steps, calculation, communication, report.codec)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from p2pavg.optim.outer.advice import Advisor, advise, choices
+from p2pavg.report import RoundReport
 from tests.unit.report.reports import report
 
 
@@ -22,8 +23,16 @@ def test_coarser_codecs_hide_behind_fewer_steps() -> None:
     assert choices(30, 100.0, 0.001, "int8")[0].steps == 1
 
 
+def _short(slow: RoundReport, transfer: float) -> RoundReport:
+    """The report of a round of `transfer` s beside local steps of 0.6 s."""
+    times = {"seconds_matchmaking": 0.0, "seconds_commit": 0.0, "seconds_calculation": 0.6}
+    return replace(slow, seconds_transfer=transfer, **times)
+
+
 def test_it_is_told_only_where_it_helps() -> None:
-    """Nothing is said of a round that is hidden, of a peer alone, or of a codec of the user's."""
+    """Nothing is said of a round that is hidden, of one of a moment, of a peer alone, or of a codec of the
+    user's.
+    """
     slow = replace(report(), codec="int8", seconds_transfer=9.0, seconds_calculation=1.0)
     told = advise(slow, 30, 0)
     assert told is not None
@@ -32,6 +41,8 @@ def test_it_is_told_only_where_it_helps() -> None:
     assert "with int4" in told
     assert "overlap=1" not in (advise(slow, 30, 2) or "")
     assert advise(replace(slow, seconds_calculation=1e4), 30, 0) is None
+    assert advise(_short(slow, 0.04), 22, 0) is None
+    assert advise(_short(slow, 0.4), 22, 0) is not None
     assert advise(replace(slow, members=slow.members[:1]), 30, 0) is None
     assert advise(replace(slow, codec="mine (wire id 64)"), 30, 0) is None
 
