@@ -61,7 +61,7 @@ class Departure:
         core = self.core
         if not core.here.departing or self.announced:
             return
-        undecided = self.machine.core.holding is not None or (self._hand_over and core.here.pending)
+        undecided = self._in_round() or (self._hand_over and core.here.pending)
         if undecided and Timer.LEAVE in core.timers:
             return
         self.machine.abandon_round("this peer leaves")
@@ -77,6 +77,13 @@ class Departure:
             core.act(HandOver(receivers, core.own.samples, tuple(offered.items())))
         else:
             self._go()
+
+    def _in_round(self) -> bool:
+        """Whether a round may still have something of this peer. Without a handover the training thread comes
+        to no further boundary, so that nothing is declared for a ballot that has not begun.
+        """
+        held = self.core.holding
+        return held is not None and (held.begun or held.wait != 0 or self._hand_over)
 
     def _announce_to(self, peer: PeerId) -> None:
         self.core.send(peer, Departing(self.core.here.epoch, self._last_words()))

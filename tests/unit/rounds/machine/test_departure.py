@@ -201,3 +201,27 @@ def test_last_words_of_strangers_take_bounded_memory() -> None:
     core.keep_words(voter, (held.described(),))
     assert core.last_words[voter]
     assert len(node.machine.peers._health) <= 3
+
+
+def test_who_closes_without_a_training_thread_waits_for_no_round_that_has_not_begun() -> None:
+    """A proposal to which this peer brings nothing, as its thread comes no more, keeps it for no moment; one
+    that has begun does.
+    """
+    calm = Calm(2)
+    calm.epochs(2)
+    closing = next(node for node in calm.nodes if node is not calm.leader)
+    core = closing.machine.core
+
+    def proposed() -> bool:
+        return core.holding is not None and core.holding.wait == 0 and not core.holding.begun
+
+    closing.hung = True
+    calm.run(20.0, proposed)
+    assert proposed()
+    assert core.holding is not None
+    core.holding.begun = True
+    closing.feed(ev.Leave(5.0))
+    assert not closing.machine.departure.left
+    core.holding.begun = False
+    closing.feed(ev.Discard("closed"))
+    assert closing.machine.departure.left
