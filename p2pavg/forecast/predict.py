@@ -39,6 +39,7 @@ EFFICIENCIES = (0.8, 0.9, 0.95)
 _HARDLY = 0.005  # of the samples/s: for so few more, nobody pays
 _MENTIONED = 0.005  # of the samples: fewer that are discarded are not told of
 NOWHERE = "peers without region="
+HELP_OUTER = "an average every H epochs' worth of samples, in this codec; default: the run's"
 _ADDED = re.compile(r"(\d+)x([^@]+)@(.+)")
 
 
@@ -60,7 +61,7 @@ def register(subparsers: Any) -> None:
     add("--target-batch-size", type=float, metavar="N", help="another target batch")
     add("--delay", action="store_true", help="as with delay_updates: communication hides behind calculation")
     add("--plan", choices=("auto", "flat", "two-level"), default="auto", help="of a round's bytes")
-    add("--outer", metavar="H:CODEC", help="an average every H epochs' worth of samples, in this codec")
+    add("--outer", metavar="H[:CODEC]", help=HELP_OUTER)
     add("--inventory", metavar="TOML", help="speeds, links and prices of types; see 'p2pavg plan --help'")
     add("--prices", metavar="TOML", help="a price table; see 'p2pavg report --help'")
     add("--json", metavar="PATH", help="write the figures as JSON; - is stdout, alone")
@@ -134,7 +135,7 @@ def _job(job: Workload, args: argparse.Namespace) -> Workload:
     if args.outer is not None:
         steps, colon, codec = args.outer.partition(":")
         if not steps.isdecimal() or not 1 <= int(steps) < 1e9 or (colon and codec not in BYTES):
-            raise ConfigurationError(f"--outer is H:CODEC, such as 30:int8, not {args.outer!r}")
+            raise ConfigurationError(f"--outer is H or H:CODEC, such as 30:int8, not {args.outer!r}")
         job = _encoded(replace(job, target=job.target * int(steps)), codec or job.contribution)
     return replace(job, delayed=job.delayed or args.delay)
 

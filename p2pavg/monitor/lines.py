@@ -20,15 +20,18 @@ class Lines:
 
     def __init__(self) -> None:
         self._told: dict[int, str] = {}
+        self._waits = False  # nobody was in the run at the last line
 
     def show(self, shown: Shown) -> None:
-        """Print the events since the last call, and the line of the run."""
+        """Print the events since the last call, and the line of the run; of an empty one, once."""
         told = {number: words for number, _, words in shown.events}
         for number, words in told.items():
             if self._told.get(number) != words:
                 print(words)
         self._told = told
-        print(run_line(shown), flush=True)
+        waited, self._waits = self._waits, not shown.peers
+        if not (waited and self._waits):
+            print(run_line(shown), flush=True)
 
 
 class JsonLines:

@@ -389,6 +389,7 @@ LEAST = ("plan", "OFFERS", "--least-dollars")
         (("predict", "--from", "REPORTS", "--add", "2x50@mars"), "no link between"),
         (("predict", "--from", "REPORTS", "--without", "mars"), "no peer of these reports"),
         (("predict", "--from", "REPORTS", "--without", "us", "eu"), "nobody is left"),
+        (("predict", "--from", "REPORTS", "--outer", "30:"), "H or H:CODEC"),
         (("predict", "--from", "REPORTS", "--outer", "often"), "H:CODEC"),
         (("predict", "--from", "REPORTS", "--outer", "9" * 20), "H:CODEC"),
         (("predict", "--from", "REPORTS", "--outer", ""), "H:CODEC"),

@@ -72,6 +72,15 @@ def test_plain_lines_tell_an_event_again_only_when_it_changed(capsys: pytest.Cap
     ]
 
 
+def test_plain_lines_say_once_that_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a terminal, while nobody is in the run; a run that came is told every time."""
+    lines, empty, here = Lines(), Picture("run").show(0.0), three().show(1.0)
+    for shown in (empty, empty, here, here, empty, empty):
+        lines.show(shown)
+    told = capsys.readouterr().out.splitlines()
+    assert ["nobody" in line for line in told] == [True, False, False, True]
+
+
 def test_the_terminal_shows_peers_links_and_events() -> None:
     """The screen has a row per peer, the matrix of links and what happened."""
     from rich.console import Console
