@@ -1,5 +1,5 @@
 # make demo   train a language model over three peers, lose one, gain one (about two minutes)
-# make test   run the tests, about a quarter of an hour on two cores          make lint   style, types, import rule, documentation
+# make test   run the tests, about thirteen minutes on two cores          make lint   style, types, import rule, documentation
 # make simulation   the rounds under 22,040 seeded schedules of faults, and all orders of one round (about eight minutes on two cores)
 # make world   six peers of strangers in an emulated internet, and what befalls them; about eight minutes, one page
 # make fuzz   every parser and the pump's, about a minute in all
