@@ -267,7 +267,7 @@ def test_others_dial_back() -> None:
         second = await DHT.start(
             Identity.generate(),
             host="127.0.0.1",
-            port=0,
+            port=free_port(),  # of TCP, too: another program could listen there at a port that UDP gave
             initial_peers=[("127.0.0.1", first.port)],
         )
         closed = await second.check_reachability()
@@ -276,7 +276,7 @@ def test_others_dial_back() -> None:
         third = await DHT.start(
             Identity.generate(),
             host="127.0.0.1",
-            port=0,
+            port=free_port(),  # of TCP, too: another program could listen there at a port that UDP gave
             initial_peers=[("127.0.0.1", first.port)],
         )
         listener = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", third.port)
