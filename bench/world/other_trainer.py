@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -76,36 +75,15 @@ def _p2pavg(model: torch.nn.Module, config: dict[str, Any]) -> Built:
 
 def _torchft(model: torch.nn.Module, config: dict[str, Any]) -> Built:
     """Its DiLoCo. It counts each peer's own steps, so slow ones are told fewer, to be there together."""
-    import torch.distributed as dist
-    from torchft import Manager, ProcessGroupGloo
     from torchft.local_sgd import DiLoCo
+
+    from bench.outer_beside.workers.managed import managed
 
     host = config["host"]
     socket.gethostname = lambda: str(host)  # under this name others fetch a state from it
     os.environ["GLOO_SOCKET_IFNAME"] = config["interface"]
-    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
     inner = torch.optim.AdamW(model.parameters(), lr=world.LEARNING_RATE)
-    timeout = timedelta(seconds=TIMEOUT_S)
-    manager = Manager(
-        pg=ProcessGroupGloo(timeout=timeout),
-        load_state_dict=lambda state: (
-            model.load_state_dict(state["model"]),
-            inner.load_state_dict(state["inner"]),
-        ),
-        state_dict=lambda: {"model": model.state_dict(), "inner": inner.state_dict()},
-        min_replica_size=1,
-        use_async_quorum=False,
-        timeout=timeout,
-        quorum_timeout=timeout,
-        connect_timeout=timeout,
-        rank=0,
-        world_size=1,
-        store_addr=host,
-        store_port=store.port,
-        lighthouse_addr=config["initial_peers"][0],
-        replica_id=f"replica{config['rank']}",
-        hostname=host,
-    )
+    manager, store = managed(model, inner, host, config["initial_peers"][0], config["rank"], TIMEOUT_S)
     manager.store = store  # whose server ends with the object
     outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     DiLoCo(manager, [model], inner, outer, sync_every=config["every"]).__enter__()

@@ -6,7 +6,6 @@ model and the text alone.
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import os
 import socket
@@ -15,14 +14,13 @@ import time
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR
-from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "versus" / "workers"))
 from lines import interface_of, own_host, serve
+from managed import managed
 
 from p2pavg.bench.outer.model import Language, Sleeper, factor
 
@@ -60,28 +58,8 @@ class Replica:
 
     def gather(self, command):
         host, config = own_host(), self.config
-        timeout = datetime.timedelta(seconds=config["timeout"])
-        self.store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        model, inner = self.job.model, self.inner
-        self.manager = Manager(
-            pg=ProcessGroupGloo(timeout=timeout),
-            load_state_dict=lambda state: (
-                model.load_state_dict(state["model"]),
-                inner.load_state_dict(state["inner"]),
-            ),
-            state_dict=lambda: {"model": model.state_dict(), "inner": inner.state_dict()},
-            min_replica_size=1,
-            use_async_quorum=False,
-            timeout=timeout,
-            quorum_timeout=timeout,
-            connect_timeout=timeout,
-            rank=0,
-            world_size=1,
-            store_addr=host,
-            store_port=self.store.port,
-            lighthouse_addr=self.address,
-            replica_id=f"replica{config['index']}",
-            hostname=host,
+        self.manager, self.store = managed(
+            self.job.model, self.inner, host, self.address, config["index"], config["timeout"]
         )
         return {}
 
