@@ -6,12 +6,13 @@ time. Only far paths are kept: near ones cost a first round nothing.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ logger = logging.getLogger("p2pavg.transport")
 LEAST_RTT_S = 0.01  # seconds: the facts of a path with a shorter round trip are not kept
 OLDEST_S = 30 * 86400.0
 MOST = 1024  # paths in the file
+_PATIENCE_S = 0.5  # for other processes that write
 _SAME_PATH = 1.25  # ratio of the round trips then and now; more, and it is another path
 
 
@@ -59,17 +61,22 @@ class Paths:
         """Write what was learned, beside what other processes of this machine wrote meanwhile."""
         if self._file is None or not self._learned:
             return
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with _alone(self._file.parent):
+                self._write(self._file)
+        except OSError as error:
+            logger.debug("what was measured of paths cannot be kept in %s: %s", self._file, error)
+
+    def _write(self, file: Path) -> None:
         kept = {**self._read(), **self._learned}
         self._learned = {}
         newest = sorted(kept, key=lambda name: kept[name].at)[-MOST:]
-        text = json.dumps({name: asdict(kept[name]) for name in newest})
-        beside = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+        beside = file.with_name(f"{file.name}.{os.getpid()}")
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(self._file)
-        except OSError as error:
-            logger.debug("what was measured of paths cannot be kept in %s: %s", self._file, error)
+            beside.write_text(json.dumps({name: asdict(kept[name]) for name in newest}), encoding="utf-8")
+            beside.replace(file)
+        finally:
             with suppress(OSError):
                 beside.unlink()
 
@@ -84,6 +91,25 @@ class Paths:
         except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
             logger.debug("%s does not tell of paths: %s", self._file, error)
             return {}
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """While no other process reads a file there, and writes it with what was learned. One that was stopped in
+    between is not waited for.
+    """
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.002)
+        yield
+    finally:
+        os.close(opened)
 
 
 def _facts(row: Mapping[str, Any]) -> PathFacts:

@@ -14,6 +14,7 @@ from p2pavg.allreduce.choosing import Choice, PlanInputs, RoundCost, Topology, c
 from p2pavg.allreduce.levels import Swaps
 from p2pavg.allreduce.loads import Capacity
 from p2pavg.allreduce.regions import NEAR_RTT_S, regions
+from p2pavg.allreduce.unmeasured import assumed
 from p2pavg.identity import short_id
 from p2pavg.plan import MOST_FLAT, MOST_GATHERED, Plan
 from p2pavg.rounds.machine.rules.spacing import Spacing
@@ -91,7 +92,7 @@ class Planner:
             nbytes,
             # What a member receives says what others sent; where it is the limit, the links to it show that.
             [Capacity(m.upload_bps / 8 or None, owns=m.voter and m.owns) for m in members],
-            rates,
+            assumed(rates, groups),
             groups,
             near,
             far,

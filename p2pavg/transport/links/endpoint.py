@@ -329,13 +329,18 @@ class Endpoint:
     def remember(self) -> None:
         """Keep the measurements of the paths for later runs."""
         for link in self._carrying.values():
-            if link.way is Way.DIRECT:
-                streams = self._counts.settled(link) if self._counts is not None else 0
-                facts = PathFacts(link.rtt_min, link.brings_bps, streams, time.time())
-                self._paths.learn(link.local_host, link.address[0], facts)
+            self._learn(link)
         self._paths.save()
 
+    def _learn(self, link: Link) -> None:
+        if link.way is Way.DIRECT:
+            streams = self._counts.settled(link) if self._counts is not None else 0
+            facts = PathFacts(link.rtt_min, link.brings_bps, streams, time.time())
+            self._paths.learn(link.local_host, link.address[0], facts)
+
     def _link_closed(self, link: Link, reason: str) -> None:
+        if link.id in self._carrying:
+            self._learn(link)
         if self._links.get(link.peer_id) is link:
             del self._links[link.peer_id]
         self._by_id.pop(link.id, None)

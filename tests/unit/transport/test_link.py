@@ -24,6 +24,7 @@ from p2pavg.identity import Identity
 from p2pavg.transport.links import control, half_open, handshake, listening, pairing, proofs
 from p2pavg.transport.links import raw_socket as wire
 from p2pavg.transport.links.streams import keeper as stream_keeper
+from p2pavg.transport.paths import Paths
 from tests.unit.transport.endpoints import DEADLINE_S, Host
 from tests.unit.transport.engine_swarm import KINDS, poll
 
@@ -201,6 +202,18 @@ class TestConnecting:
         link.send({"t": "into the void"})
         with pytest.raises(UnreachableError):
             await link.request({"t": "x"}, 1.0)
+
+    async def test_the_path_of_a_link_that_ended_is_remembered(self, hosts, tmp_path):
+        """Peers of a run end one after the other: who is last knows the paths to all."""
+        a, b = await hosts(), await hosts()
+        a.endpoint._paths = Paths(tmp_path / "paths.json")
+        link = await a.connect(b)
+        link.rtt_min, link.brings_bps = 0.1, 5e7
+        await b.close()
+        await a.until(lambda: a.down)
+        a.endpoint.remember()
+        found = Paths(tmp_path / "paths.json").known(link.local_host, link.address[0], 0.1)
+        assert found is not None and found.brings_bps == 5e7
 
     async def test_nobody_there(self, hosts):
         """A closed port, a port that is no peer, and one that never answers are UnreachableError."""

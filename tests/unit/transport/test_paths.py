@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from p2pavg.transport import paths as paths_module
 from p2pavg.transport.links.streams.count import StreamCount, StreamTransfer
 from p2pavg.transport.paths import MOST, OLDEST_S, PathFacts, Paths, usual_file
 
@@ -42,6 +44,30 @@ def test_processes_of_one_machine_keep_what_others_wrote(tmp_path: Path) -> None
     assert later.known(HERE, THERE, 0.1)
     assert later.known(HERE, "10.0.2.1", 0.1)
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_two_that_write_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that saves while another has read the file, and not written it yet, waits for that one."""
+    monkeypatch.setattr(paths_module, "_PATIENCE_S", 60.0)
+    file = tmp_path / "paths.json"
+    one, other = Paths(file), Paths(file)
+    one.learn(HERE, THERE, facts())
+    other.learn(HERE, "10.0.2.1", facts())
+    meanwhile = threading.Thread(target=other.save)
+    read = one._read
+
+    def read_slowly() -> dict[str, PathFacts]:
+        found = read()
+        meanwhile.start()
+        meanwhile.join(0.2)
+        return found
+
+    monkeypatch.setattr(one, "_read", read_slowly)
+    one.save()
+    meanwhile.join()
+    later = Paths(file)
+    assert later.known(HERE, THERE, 0.1)
+    assert later.known(HERE, "10.0.2.1", 0.1)
 
 
 def test_old_near_and_unmeasured_paths_do_not_count(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from p2pavg.allreduce.choosing import Topology
 from p2pavg.report.prices import PriceTable
 from p2pavg.rounds.loop.planning import Planner
-from p2pavg.rounds.protocol.roles import PlanMember
+from p2pavg.rounds.protocol.roles import LinkFacts, PlanMember
 
 PRICES = PriceTable({}, {}, {"us": {"eu": 0.02}, "eu": {"us": 0.08}})
 NUMEL = 5_000_000  # 1e7 bytes in fp16
@@ -28,6 +31,29 @@ def planner(topology: Topology, usd_per_hour: float) -> Planner:
         PRICES.between,
         egress_usd_per_hour=usd_per_hour,
     )
+
+
+def linked(bps: dict[tuple[int, int], float], count: int = 4) -> list[PlanMember]:
+    """Members 100 ms apart; bps: bit/s from rank to rank, where measured."""
+    return [
+        replace(
+            member,
+            links={
+                bytes([sender]) * 20: LinkFacts(bps.get((sender, rank), 0.0), 0.1)
+                for sender in range(count)
+                if sender != rank
+            },
+        )
+        for rank, member in enumerate(members(*[""] * count))
+    ]
+
+
+@pytest.mark.parametrize("unknown", [(3,), (1, 3)])
+def test_links_that_nobody_measured_are_taken_to_be_as_others(unknown: tuple[int, ...]) -> None:
+    """A newcomer's, or those that the last run did not remember: no part is much longer than an even one."""
+    ways = [(a, b) for a in range(4) for b in range(4) if a != b and not {a, b} & set(unknown)]
+    plan = planner(Topology.FLAT, math.inf)(linked(dict.fromkeys(ways, 1e8) | {(0, 2): 2e9, (2, 0): 2e9}))
+    assert max(part.count for part in plan.parts) < 0.4 * NUMEL
 
 
 @pytest.mark.parametrize(
