@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SLACK_S = 0.5  # seconds, beyond LATE_FACTOR, by which a voter that is later than most is not yet slow
 MOST_SLOW = 3  # rounds in which a voter may be slow before it stays out of some rounds
+AROUND_HALF = 2  # voters: so near to half of them it becomes known how long the others may need
 LATE_FACTOR = 3.0  # times what most voters needed: so long a voter that says that it is at work may need
 
 
@@ -46,8 +47,8 @@ class TransferRules:
         proposal.done_at.note(peer, core.now)
         self._note(proposal, peer, (), (), NOTHING)
         if len(proposal.done) < len(proposal.voting):
-            if abs(2 * len(proposal.done) - len(proposal.voting)) <= 4:
-                self.watch()  # from the majority on it is known how long the others may need
+            if abs(len(proposal.done) - len(proposal.voting) / 2) <= AROUND_HALF:
+                self.watch()
             return
         equal, wrong = agree(proposal.done, proposal.members, proposal.plan, self.disputes, core.here.epoch)
         if not equal:
