@@ -213,7 +213,8 @@ class TestConnecting:
         await a.until(lambda: a.down)
         a.endpoint.remember()
         found = Paths(tmp_path / "paths.json").known(link.local_host, link.address[0], 0.1)
-        assert found is not None and found.brings_bps == 5e7
+        assert found is not None
+        assert found.brings_bps == 5e7
 
     async def test_nobody_there(self, hosts):
         """A closed port, a port that is no peer, and one that never answers are UnreachableError."""
