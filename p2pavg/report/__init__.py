@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from p2pavg.errors import ConfigurationError
+from p2pavg.printable import counted, size
 from p2pavg.report.distance import ELSEWHERE, Distance
 from p2pavg.report.flat import flat
 
@@ -149,6 +150,20 @@ class RoundReport:
     # average yet. Of a peer that comes back with them, they are in a later one.
     samples_lost: Mapping[str, int] = field(default_factory=dict)
     memory: MemoryReport = field(default_factory=MemoryReport)
+
+    def __str__(self) -> str:
+        """One line; `repr` has every field."""
+        words = [
+            f"epoch {self.epoch}: {counted(len(self.members), 'peer')}",
+            f"{self.samples:,} samples in {self.seconds_total:.2f} s",
+            f"calculation {self.seconds_calculation:.2f}, communication {self.seconds_communication:.2f}",
+            f"{size(self.wire_bytes_sent)} sent",
+        ]
+        if self.attempts > 1:
+            words.append(counted(self.attempts, "attempt"))
+        if self.samples_discarded:
+            words.append(f"{self.samples_discarded:,} samples discarded")
+        return ", ".join(words)
 
     @property
     def wire_bytes_sent(self) -> int:

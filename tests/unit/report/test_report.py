@@ -52,6 +52,14 @@ def test_plain_phases_add_up_to_the_epoch(
     assert spent.overlapped == 0.0
 
 
+def test_a_report_prints_as_one_line() -> None:
+    """What it cost, and what went wrong if anything did."""
+    found = report(links=(link(12_300_000, Distance.REGION),))
+    plain = "epoch 3: 2 peers, 1,000 samples in 10.00 s, calculation 8.00, communication 1.60, 12.3 MB sent"
+    assert str(found) == plain
+    assert str(replace(found, attempts=2, samples_discarded=5)) == f"{plain}, 2 attempts, 5 samples discarded"
+
+
 @settings(deadline=None)
 @given(seconds, seconds, seconds, st.sampled_from([None, 0.0]))
 def test_a_wait_for_peers_is_no_calculation(
