@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench.world.faults import QUIET_S, Faults
+from bench.world.faults import QUIET_S, Faults, schedule
 from bench.world.foresee import foresee
 from bench.world.page import write
 from bench.world.run import TICK_S, World
@@ -48,7 +48,7 @@ def main() -> int:
             while (now := time.monotonic()) < began + seconds:
                 if not foreseen and now >= began + QUIET_S - 2.0:
                     foreseen = True
-                    foresee(world)
+                    foresee(world, schedule(args.seed, seconds, args.fault_every), seconds)
                 faults.tick(now)
                 if due and now >= due[0]:
                     due.pop(0)

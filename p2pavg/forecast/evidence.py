@@ -16,6 +16,7 @@ from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.laws import (
     BYTES,
     CHUNK,
+    FRAME_BYTES,
     INITIAL_WINDOW,
     PAYLOAD,
     LinkProfile,
@@ -37,7 +38,7 @@ Z80 = 1.2816  # of a normal distribution: 80% lie within
 _WIDEST = 0.35
 _CORRECTIONS = 10
 _MEASURED = (
-    *("epoch", "samples", "local_samples", "bytes_sent", "seconds_total"),
+    *("epoch", "samples", "local_samples", "bytes_sent", "state_bytes", "seconds_total"),
     *("seconds_calculation", "seconds_transfer", "seconds_commit"),
 )
 _OF_A_LINK = ("bytes_sent", "bytes_received", "streams", "rtt_s", "window_bytes", "rate_bps")
@@ -46,7 +47,8 @@ _OF_A_LINK = ("bytes_sent", "bytes_received", "streams", "rtt_s", "window_bytes"
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """A swarm as its reports show it. seconds: of each epoch that was looked at. outer: by outer steps.
-    discarded: of what peers trained on, the share that is in no average.
+    discarded: of what peers trained on, the share that is in no average. state: bytes of what newcomers
+    download; 0: no report tells.
     """
 
     job: Workload
@@ -55,6 +57,7 @@ class Evidence:
     seconds: tuple[float, ...]
     outer: bool = False
     discarded: float = 0.0
+    state: int = 0
 
     @property
     def half_width(self) -> float:
@@ -127,7 +130,8 @@ def from_reports(reports: Sequence[RoundReport]) -> Evidence:
     outer = any("theta_sha256_low" in report.extra for report in rounds)
     lost = sum(report.samples_discarded for report in rounds)
     discarded = lost / (lost + sum(report.local_samples for report in rounds))
-    return Evidence(job, swarm, _overheads(job, swarm, rounds), seconds, outer, discarded)
+    state = max(report.state_bytes for report in reports)
+    return Evidence(job, swarm, _overheads(job, swarm, rounds), seconds, outer, discarded, state)
 
 
 def together(told: Sequence[MemoryReport]) -> MemoryReport:
@@ -276,13 +280,24 @@ def _values(rounds: Sequence[RoundReport], codec: str, result: str, members: int
     """Values of the vector, from the bytes that a flat butterfly of so many members sends in all."""
     if members < 2:
         return 0.0
-    sent = [mean(found) for found in _grouped((r.epoch, r.bytes_sent) for r in rounds).values()]
-    chunk = CHUNK
+    values, chunk = 0.0, CHUNK
     for _ in range(2):  # how long chunks are follows from the values
-        each = (value_bytes(codec, chunk) + value_bytes(result, chunk)) * (members - 1) / members
-        values = median(sent) / each
+        each = value_bytes(codec, chunk) + value_bytes(result, chunk)
+        sent = [
+            mean(found)
+            for found in _grouped((r.epoch, _of_averages(r, each, chunk)) for r in rounds).values()
+        ]
+        values = median(sent) / (each * (members - 1) / members)
         chunk = chunk_elements([round(values / members)] * members)
     return values
+
+
+def _of_averages(report: RoundReport, each: float, chunk: int) -> float:
+    """Bytes of the frames in which a peer sent contributions and results; where a report does not tell them
+    apart, of all its frames. each: of a value, both ways, in chunks of so many.
+    """
+    encoded = sum(report.bytes_by_stage.values())
+    return encoded * each / (each - 2 * FRAME_BYTES / chunk) if encoded else report.bytes_sent
 
 
 def _overheads(job: Workload, swarm: Swarm, rounds: Sequence[RoundReport]) -> Overheads:
@@ -298,9 +313,15 @@ def _overheads(job: Workload, swarm: Swarm, rounds: Sequence[RoundReport]) -> Ov
     predicted = epoch(job, swarm, found).total
     off = [report.seconds_total / predicted - 1 for report in rounds]
     relative = min(_WIDEST, max(0.01, pstdev(off) if len(off) > 1 else usual.relative))
-    beside = [
-        (report.wire_bytes_sent - report.bytes_sent / PAYLOAD) / (len(report.links) * report.seconds_total)
+    chunk = chunk_elements([round(job.values / len(swarm.members))] * len(swarm.members))
+    each = value_bytes(job.contribution, chunk) + value_bytes(job.result, chunk)
+    beside = _medians(  # of each peer: who can be dialled introduces others, and sends more than most
+        (
+            report.peer,
+            (report.wire_bytes_sent - _of_averages(report, each, chunk) / PAYLOAD)
+            / (len(report.links) * report.seconds_total),
+        )
         for report in rounds
         if report.links and report.wire_bytes_sent
-    ]
-    return replace(found, relative=relative, beside=max(0.0, median(beside or [0.0])))
+    )
+    return replace(found, relative=relative, beside=max(0.0, mean([*beside.values()] or [0.0])))

@@ -16,6 +16,7 @@ from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.evidence import FEW, Evidence, from_reports
 from p2pavg.forecast.fit import fits, more, told
 from p2pavg.forecast.inventory import Inventory, load
+from p2pavg.forecast.joins import JoinForecast, Newcomers, with_newcomers
 from p2pavg.forecast.laws import (
     BYTES,
     EpochForecast,
@@ -40,6 +41,7 @@ _HARDLY = 0.005  # of the samples/s: for so few more, nobody pays
 _MENTIONED = 0.005  # of the samples: fewer that are discarded are not told of
 NOWHERE = "peers without region="
 HELP_OUTER = "an average every H epochs' worth of samples, in this codec; default: the run's"
+HELP_JOINS = "peers that come and need the state: newcomers, restarts, returns after long absences"
 _ADDED = re.compile(r"(\d+)x([^@]+)@(.+)")
 
 
@@ -62,6 +64,7 @@ def register(subparsers: Any) -> None:
     add("--delay", action="store_true", help="as with delay_updates: communication hides behind calculation")
     add("--plan", choices=("auto", "flat", "two-level"), default="auto", help="of a round's bytes")
     add("--outer", metavar="H[:CODEC]", help=HELP_OUTER)
+    add("--joins-per-hour", type=float, metavar="N", help=HELP_JOINS)
     add("--inventory", metavar="TOML", help="speeds, links and prices of types; see 'p2pavg plan --help'")
     add("--prices", metavar="TOML", help="a price table; see 'p2pavg report --help'")
     add("--json", metavar="PATH", help="write the figures as JSON; - is stdout, alone")
@@ -75,9 +78,15 @@ class _Terms:
     overheads: Overheads
     plan: Topology
     per_gb: Mapping[tuple[str, str], float] | None
+    newcomers: Newcomers
 
     def epoch(self, job: Workload, swarm: Swarm) -> EpochForecast:
-        return epoch(job, swarm, self.overheads, self.plan)
+        return self.with_joins(job, swarm)[0]
+
+    def with_joins(self, job: Workload, swarm: Swarm) -> tuple[EpochForecast, JoinForecast | None]:
+        return with_newcomers(
+            job, swarm, self.newcomers, lambda job, swarm: epoch(job, swarm, self.overheads, self.plan)
+        )
 
     def dollars_hour(self, found: EpochForecast, swarm: Swarm) -> float | None:
         if self.per_gb is None:
@@ -95,8 +104,9 @@ def run_predict(args: argparse.Namespace) -> int:
     per_gb = dict(inventory.per_gb) if inventory else None
     if prices is not None:
         swarm, per_gb = _priced(swarm, per_gb or {}, prices)
-    terms = _Terms(evidence.overheads, Topology(args.plan), per_gb)
-    found = terms.epoch(job, swarm)
+    newcomers = _newcomers(evidence, args.joins_per_hour, len(swarm.members))
+    terms = _Terms(evidence.overheads, Topology(args.plan), per_gb, newcomers)
+    found, joins = terms.with_joins(job, swarm)
     figures = _figures(swarm, found, evidence.half_width, terms)
     places = sorted({member.region for member in swarm.members})
     figures["without"] = [
@@ -108,6 +118,21 @@ def run_predict(args: argparse.Namespace) -> int:
     extra = more(job.values, delay=delay, outer=outer)
     figures["memory"] = fits(swarm.members, extra)
     lines = _words(figures, found) + told(figures["memory"], extra)
+    if joins is not None:
+        figures["joins"] = {
+            "per_hour": args.joins_per_hour,
+            "state_bytes": evidence.state,
+            "seconds_each": joins.seconds,
+            "share_of_time": joins.share,
+            "bytes_each": joins.nbytes,
+            "bytes_of_a_result": joins.result,
+        }
+        figures["bytes_per_epoch"]["joins"] = joins.an_epoch
+        lines.append(
+            f"{args.joins_per_hour:g} joins an hour: each downloads {joins.nbytes / 1e6:,.1f} MB of state "
+            f"and results in {joins.seconds:,.0f} s, {joins.share:.1%} of the peers' time and "
+            f"{joins.an_epoch / sum(found.wire.values()):.0%} of the traffic."
+        )
     if figures["overshoot_at_most"]:
         lines.append(
             f"Peers end an epoch with whole steps: averages of up to {job.target + job.steps:,.0f} samples "
@@ -123,6 +148,19 @@ def run_predict(args: argparse.Namespace) -> int:
     if len(evidence.seconds) < FEW:
         lines.append(f"Few epochs were looked at ({len(evidence.seconds)}): the interval is wide.")
     return emit(args.json, figures, lines)
+
+
+def _newcomers(evidence: Evidence, per_hour: float | None, peers: int) -> Newcomers:
+    if per_hour is None:
+        return Newcomers()
+    if not 0 < per_hour < 1e15:
+        raise ConfigurationError(f"--joins-per-hour must be above 0 and below 1e15, not {per_hour:g}")
+    if not evidence.state:
+        raise ConfigurationError(
+            "no report tells how large the state is that newcomers download; take reports of two epochs or "
+            "more"
+        )
+    return Newcomers(per_hour / peers, evidence.state)
 
 
 def _job(job: Workload, args: argparse.Namespace) -> Workload:

@@ -150,6 +150,7 @@ class RoundReport:
     # average yet. Of a peer that comes back with them, they are in a later one.
     samples_lost: Mapping[str, int] = field(default_factory=dict)
     memory: MemoryReport = field(default_factory=MemoryReport)
+    state_bytes: int = 0  # of the state that a newcomer downloads; 0: not known yet, as in the first report
 
     def __str__(self) -> str:
         """One line; `repr` has every field."""

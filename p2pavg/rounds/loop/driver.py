@@ -116,6 +116,7 @@ class Driver:
             self.broken,
         )
         recorder.spared = self.states.spared
+        recorder.state_bytes = lambda: self.states.state_bytes
         self.departure = TrainerDeparture(
             session,
             self._deliveries,

@@ -70,6 +70,7 @@ class States:
         self._broken = broken
         self._joining: tuple[Joining, asyncio.Task[None]] | None = None
         self.joined: Joined | None = None  # how the last download went
+        self.state_bytes = 0  # of the state that others download, once it is known
         self._failures = Counter[str]()  # reasons why downloads failed, since the last that did not
         self._background = snapshot.executor()
         self._codec = codecs.for_results(codecs.get(spec.compression))
@@ -148,6 +149,12 @@ class States:
             self._joining[0].applied()
         if self._saver is not None:
             self._saver.applied(epoch)
+        if not self.state_bytes:
+            self._background.submit(self._measure)
+
+    def _measure(self) -> None:
+        with suppress(StateError):  # swapped just now; or it cannot travel, as a donor would say
+            self.state_bytes = snapshot.size(self._spec.state, self._session)
 
     async def saved(self) -> None:
         """Wait for a checkpoint that is being written."""

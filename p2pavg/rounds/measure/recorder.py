@@ -48,6 +48,7 @@ class Recorder:
         self.cost: Callable[[], RoundCost | None] = lambda: None  # of the round that this peer planned last
         self.relayed: Callable[[], int] = lambda: 0  # bytes passed on for others so far
         self.spared: Callable[[], int] = lambda: 0  # bytes that packing kept off links and disks so far
+        self.state_bytes: Callable[[], int] = lambda: 0  # of the state that newcomers download
         self._relayed = self._spared = 0  # of these, what was reported
         self._epoch_start = time.monotonic()
         self._arrived_at: float | None = None
@@ -305,6 +306,7 @@ class Recorder:
             egress_dollars=0.0 if cost is None else cost.dollars,
             egress_dollars_flat=0.0 if cost is None else cost.flat_dollars,
             memory=memory.report(),
+            state_bytes=self.state_bytes(),
         )
         self._new_epoch(now)
         self._seen = (now, 0, steps)

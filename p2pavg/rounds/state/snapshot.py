@@ -94,6 +94,12 @@ def _touched(size: int, work: Work) -> U8:
     return blob
 
 
+def size(source: StateSource, live: Live) -> int:
+    """Bytes of the state as one byte string, which is not copied. Raises StateError."""
+    with live.reading():
+        return Packing(source.snapshot()).total_bytes
+
+
 def executor() -> ThreadPoolExecutor:
     """Threads that copy, hash and write when nobody else wants their core."""
     return ThreadPoolExecutor(2, "p2pavg-state", initializer=_be_nice)

@@ -134,3 +134,11 @@ def test_large_sections_are_copied_in_pieces() -> None:
     out = np.zeros_like(values)
     assert sum(1 for _ in section.copy_to(out)) == -(-values.nbytes // (1 << 22))
     assert np.array_equal(out, values)
+
+
+def test_the_size_is_known_without_a_copy() -> None:
+    """That of the packed state, though no piece of it was copied."""
+    trainer = Trainer(session(), lambda piece: None)
+    found = snapshot.size(trainer, trainer.session)
+    assert trainer.pieces == 0
+    assert found == snapshot.take(trainer, trainer.session, snapshot.Work())[0].total_bytes
