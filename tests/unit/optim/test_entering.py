@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import logging
 import threading
 import time
@@ -19,6 +20,7 @@ from p2pavg import outline
 from p2pavg.errors import ConfigurationError, IncompatiblePeerError, StateError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.peer.peer import Peer
+from p2pavg.rounds.training import copied
 from tests.unit.optim.fake_swarm import FakeSwarm
 from tests.unit.optim.test_optimizer import MAKERS, loss_of, net, swarm, vector, wrap
 
@@ -303,3 +305,20 @@ def test_the_first_difference_is_told_by_its_place() -> None:
     )
     assert told(mine, mine, "x", "y") == ""
     assert told(mine, [], "x", "y") == ""
+
+
+def test_reports_tell_the_bytes_of_the_state() -> None:
+    """Parameters and both moments of Adam, as a donor would send them; known after the first epoch."""
+    model, told = net(), list[int]()
+    with real(model, "adamw", on_round=lambda report: told.append(report.state_bytes)) as opt:
+        for ids in itertools.repeat([0, 1, 2, 3]):
+            loss_of(model, ids).backward()
+            opt.step()
+            if any(told):
+                break
+        meta, buffers = copied(opt._state.snapshot())
+    assert told[0] == 0
+    tensors = sum(buffer.nbytes for buffer in buffers.values())
+    assert tensors >= 3 * 4 * sum(param.numel() for param in model.parameters())
+    assert tensors < told[-1] < tensors + 20_000  # what else is in it, as a few names and numbers
+    assert meta
