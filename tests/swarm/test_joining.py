@@ -17,6 +17,8 @@ import pytest
 from p2pavg.bench.toy import Epoch, ToyTrainer
 from p2pavg.errors import P2PAvgError
 from p2pavg.peer.peer import Peer
+from p2pavg.rounds.loop.departure import TrainerDeparture
+from p2pavg.rounds.state.donor import LOOK_S, Donor
 from p2pavg.rounds.training import Contribution, KeepGoing
 
 pytestmark = pytest.mark.swarm
@@ -84,6 +86,11 @@ class Trainee:
     def own(self) -> list[Epoch]:
         """Epochs that hold samples of its own."""
         return [epoch for epoch in self.epochs if epoch.report is not None and epoch.report.local_samples]
+
+    @property
+    def downloads(self) -> bool:
+        """Whether it knows which state it gets."""
+        return self.peer.download is not None and self.peer.download[1] > 0
 
     @property
     def downloaded(self) -> float:
@@ -169,30 +176,55 @@ def test_a_download_goes_on_where_it_was_when_its_link_breaks() -> None:
         equal(donor, newcomer)
 
 
+@pytest.fixture
+def given_by_leavers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No peer gives anything of its state before the rounds are over for it: so no newcomer is in earlier."""
+    leaving = threading.Event()
+    leave = TrainerDeparture.leave
+
+    def leaves(departure: TrainerDeparture, links: Any) -> None:
+        leaving.set()
+        leave(departure, links)
+
+    waits = Donor._wait_s
+    monkeypatch.setattr(TrainerDeparture, "leave", leaves)
+    monkeypatch.setattr(
+        Donor, "_wait_s", lambda donor, now: waits(donor, now) if leaving.is_set() else LOOK_S
+    )
+
+
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("given_by_leavers")
 def test_who_leaves_serves_the_state_that_nobody_else_has() -> None:
-    """The only peer that has the state leaves while a newcomer downloads it: that one goes on from there."""
-    with swarm("last", 12, 0.5) as another:
+    """The only peer that has the state averages while a newcomer downloads it, and leaves: that one gets the
+    state from it, and the results that follow on it, and goes on from there.
+    """
+    with swarm("last", 48, 0.3) as another:
         donor = another()
         newcomer = another()
-        until(lambda: newcomer.downloaded > 0.1)
+        until(lambda: newcomer.downloads)
+        count = len(donor.epochs)
+        until(lambda: len(donor.epochs) > count + 1)  # the first of the two may be in the state
         donor.departing_with = 30.0
         donor.thread.join(DEADLINE_S)
         last = donor.epochs[-1].epoch
         until(lambda: len(newcomer.own) > 1)
         assert newcomer.own[0].epoch == last + 1
+        assert newcomer.peer.joined is not None
+        assert newcomer.peer.joined.results > 0
         equal(donor, newcomer)
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("given_by_leavers")
 def test_newcomers_without_a_state_do_not_train_apart(caplog: pytest.LogCaptureFixture) -> None:
     """The only peer that has the state is gone before two newcomers have it: they wait, say so, and begin no
     run of their own.
     """
-    with swarm("orphans", 4, 0.5) as another:
+    with swarm("orphans", 4, 0.3) as another:
         donor = another()
         newcomers = [another(), another()]
-        until(lambda: all(one.downloaded > 0 for one in newcomers))
+        until(lambda: all(one.downloads for one in newcomers))
         donor.departing_with = 0.2
         donor.thread.join(DEADLINE_S)
         until(lambda: caplog.text.count("the members that have the state of this run are gone") >= 2)

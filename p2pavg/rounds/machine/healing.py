@@ -97,7 +97,7 @@ class Healing:
         state, and hears nobody further, goes on with that, as all do that are cut off.
         """
         core = self.core
-        if any(core.linked.alive(donor) for donor in self._asked):
+        if any(core.linked.gives(donor) for donor in self._asked):
             return
         mine, best = self._winner()
         if best is not mine:

@@ -56,6 +56,7 @@ class Peers:
 
     def on_down(self, event: PeerDown) -> None:
         """The link to a peer is gone."""
+        self.core.linked.departed.discard(event.peer)
         self._down(event.peer, event.reason)
 
     def on_apart(self, event: Apart) -> None:
@@ -85,7 +86,8 @@ class Peers:
         """A peer leaves; its last words tell what it knows."""
         if peer in self.core.linked:
             self.core.keep_words(peer, message.held)
-        self._down(peer, LEFT)
+            self._down(peer, LEFT)
+            self.core.linked.departed.add(peer)
 
     def _down(self, peer: PeerId, reason: str) -> None:
         core = self.core
@@ -116,8 +118,13 @@ class Peers:
 
     def _heartbeat(self, health: PeerHealth) -> None:
         core = self.core
+        lived = core.now - core.resumed_at
+        quiet = min(health.heard_s, lived)
+        silent = quiet > SILENCE_FLOOR and quiet > core.deadlines.silence(health.peer)
         facts = core.linked.get(health.peer)
         if facts is None:
+            if silent:
+                core.linked.departed.discard(health.peer)
             return
         core.deadlines.measured_rtt(health.peer, health.rtt_s)
         before = self._health.get(health.peer)

@@ -91,6 +91,8 @@ class LinkedPeers:
         self.claims: dict[PeerId, Facts] = {}  # peers that say that they get no link to another peer
         self.doubted: frozenset[PeerId] = frozenset()  # peers that say that they are ahead, and gave nothing
         self.relayed: set[PeerId] = set()  # peers to which a third member carries this peer's link
+        # Peers that said that they leave, and are heard: they go on giving what others download from them.
+        self.departed: set[PeerId] = set()
 
     def __iter__(self) -> Iterator[Facts]:
         return iter(self._facts.values())
@@ -104,6 +106,10 @@ class LinkedPeers:
     def alive(self, peer: PeerId) -> bool:
         facts = self._facts.get(peer)
         return facts is not None and not facts.silent
+
+    def gives(self, peer: PeerId) -> bool:
+        """Whether what is downloaded from the peer may still come."""
+        return peer in self.departed or self.alive(peer)
 
     def company(self) -> int:
         """How many live trainers have told where they stand, wherever that is. Any thread may ask."""
@@ -160,6 +166,7 @@ class LinkedPeers:
         facts = self._facts.pop(peer, None)
         self.claims.pop(peer, None)
         self.relayed.discard(peer)
+        self.departed.discard(peer)
         if facts is not None:
             self._leave(facts)
 

@@ -12,7 +12,9 @@ from p2pavg.plan.part import Part
 from p2pavg.rounds.machine.actions import Action, OpenJob, Send, StartHeal, StopHeal
 from p2pavg.rounds.machine.events import (
     Donors,
+    Event,
     Followed,
+    Healed,
     HealFailed,
     Health,
     LocalProgress,
@@ -28,6 +30,7 @@ from p2pavg.rounds.machine.memory.config import Config
 from p2pavg.rounds.machine.memory.holding import Holding
 from p2pavg.rounds.protocol.ballot import Ballot, Stage
 from p2pavg.rounds.protocol.messages import (
+    Departing,
     Follow,
     Inquire,
     Prepare,
@@ -127,6 +130,25 @@ def test_whoever_has_a_state_waits_for_no_silent_donor(role: Role) -> None:
     actions = hears(machine, 6.0, 7.0, PeerHealth(DONOR, 0.0, 0.0, 0.0, 0.1))
     assert any(isinstance(action, StartHeal) for action in actions) == (role is Role.TRAINER)
     assert machine.core.here.joining == (2, AHEAD)
+
+
+@pytest.mark.parametrize("end", [PeerDown(DONOR, "gone"), Health((PeerHealth(DONOR, 9.0, 9.0, 9.0, 0.1),))])
+@pytest.mark.parametrize("role", [Role.TRAINER, Role.JOINER])
+def test_who_leaves_is_waited_for_while_it_may_give_its_results(role: Role, end: Event) -> None:
+    """The last peer that has a state or result says that it leaves, and goes on giving it: whoever went on
+    without would drop an average that others were told of. It is waited for until nothing is heard of it.
+    """
+    machine = alone(role)
+    machine.handle(PeerUp(DONOR, 2, AHEAD, leader=DONOR), 0.1)
+    machine.handle(Received(DONOR, Departing(2, ())), 0.2)
+    if role is Role.JOINER:
+        machine.handle(Healed(1, OTHERS, ()), 0.3)
+    given = hears(machine, 0.3, 6.0, PeerHealth(DONOR, 0.0, 0.0, 0.0, 0.1))
+    assert not any(isinstance(action, StopHeal) for action in given)
+    assert machine.core.here.joining is not None
+    over = [*hears(machine, 6.0, 10.0), *machine.handle(end, 10.0)]
+    assert any(isinstance(action, StopHeal) for action in over)
+    assert machine.core.here.joining is None
 
 
 @pytest.mark.parametrize("leader", ["lives", "is gone", "is suspected"])
