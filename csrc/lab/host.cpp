@@ -233,9 +233,17 @@ int kill_inside(const std::vector<HostDevice>& hosts) {
     return killed;
 }
 
+void close_doors(std::vector<HostDevice>& hosts) {
+    for (HostDevice& host : hosts) {
+        close(host.ns);
+        host.ns = -1;
+    }
+}
+
 void enter(pid_t pid, int fd, char** argv) {
     const std::string process = "/proc/" + std::to_string(pid);
-    const int ns = open((process + "/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_CLOEXEC);
+    const std::string door = process + "/fd/" + std::to_string(fd);
+    const int ns = open(door.c_str(), O_RDONLY | O_CLOEXEC);
     if (ns < 0) fail("the lab is not up, or belongs to another user");
     if (setns(ns, CLONE_NEWNET) < 0) {
         const int user = open((process + "/ns/user").c_str(), O_RDONLY | O_CLOEXEC);
@@ -243,6 +251,9 @@ void enter(pid_t pid, int fd, char** argv) {
             fail("cannot enter the host's namespace");
         close(user);
     }
+    struct stat inside {}, held {};
+    if (fstat(ns, &inside) < 0 || stat(door.c_str(), &held) < 0 || held.st_ino != inside.st_ino)
+        fail("the lab is going down");  // it may have looked for whom to end before this process was inside
     execvp(argv[0], argv);
     fail(std::string("cannot run ") + argv[0]);
 }

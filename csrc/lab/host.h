@@ -33,6 +33,9 @@ void set_host_address(HostDevice& host, const std::string& address);
 
 uint64_t kernel_drops(const HostDevice& host);  // packets that the kernel dropped because the router was too slow
 
+// Lets nobody `enter` any more: who is not found inside from now on ends itself.
+void close_doors(std::vector<HostDevice>& hosts);
+
 // Kills every process inside the hosts' namespaces, this one excepted; returns how many.
 int kill_inside(const std::vector<HostDevice>& hosts);
 

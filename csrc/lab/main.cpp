@@ -128,6 +128,7 @@ int run(const std::string& directory, bool with_lifeline) {
     std::cout << "ready" << std::endl;
 
     router.run(control, with_lifeline ? STDIN_FILENO : -1, signals);
+    lab::close_doors(hosts);  // first: whoever enters later ends itself
     lab::kill_inside(hosts);
     for (const char* name : {"/control", "/state.json", "/config", "/router.log"}) unlink((directory + name).c_str());
     rmdir(directory.c_str());

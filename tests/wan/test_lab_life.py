@@ -82,6 +82,22 @@ def test_a_lab_ends_with_the_process_that_made_it() -> None:
     assert not state.directory(name).exists()
 
 
+def test_who_enters_a_lab_that_goes_down_ends(name: str, tmp_path: Path) -> None:
+    """A program that was on its way into a host when the lab looked for whom to end is not left in there."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no compiler makes the library that stops a program on its way")
+    shim, source = tmp_path / "entering.so", Path(__file__).with_name("entering.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(shim), str(source)], check=True)
+    assert lab_verb("up", "lan-4", "--name", name).returncode == 0
+    running = RunningLab(name)
+    late = running.spawn("a", ["sleep", "1000"], env=os.environ | {"LD_PRELOAD": str(shim)})
+    os.waitid(os.P_PID, late.pid, os.WSTOPPED | os.WNOWAIT)
+    assert lab_verb("down", name).returncode == 0
+    late.send_signal(signal.SIGCONT)
+    assert late.wait(DEADLINE_S) == 1
+
+
 def test_a_crashed_router_is_cleaned_up_by_name_and_nothing_else(name: str) -> None:
     """After the router was killed, `down` ends the processes of that lab, and those alone."""
     assert lab_verb("up", "lan-4", "--name", name).returncode == 0

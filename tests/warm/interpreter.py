@@ -140,12 +140,15 @@ def run(program: Program) -> None:
 def _enter(process: int, descriptor: int) -> None:
     """Move into the network namespace that a process holds open, out of its user namespace if need be."""
     setns = ctypes.CDLL(None, use_errno=True).setns
-    opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDONLY)
+    door = f"/proc/{process}/fd/{descriptor}"
+    opened = os.open(door, os.O_RDONLY)
     if setns(opened, CLONE_NEWNET) < 0:
         user = os.open(f"/proc/{process}/ns/user", os.O_RDONLY)
         if setns(user, CLONE_NEWUSER) < 0 or setns(opened, CLONE_NEWNET) < 0:
             raise OSError(ctypes.get_errno(), "cannot enter the host's namespace")
         os.close(user)
+    if os.stat(door).st_ino != os.fstat(opened).st_ino:  # as `_router enter`: the lab may be gone
+        raise ProcessLookupError("the lab is going down")
     os.close(opened)
 
 
