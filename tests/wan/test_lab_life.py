@@ -92,10 +92,13 @@ def test_who_enters_a_lab_that_goes_down_ends(name: str, tmp_path: Path) -> None
     assert lab_verb("up", "lan-4", "--name", name).returncode == 0
     running = RunningLab(name)
     late = running.spawn("a", ["sleep", "1000"], env=os.environ | {"LD_PRELOAD": str(shim)})
-    os.waitid(os.P_PID, late.pid, os.WSTOPPED | os.WNOWAIT)
-    assert lab_verb("down", name).returncode == 0
-    late.send_signal(signal.SIGCONT)
-    assert late.wait(DEADLINE_S) == 1
+    try:
+        os.waitid(os.P_PID, late.pid, os.WSTOPPED | os.WNOWAIT)
+        assert lab_verb("down", name).returncode == 0
+        late.send_signal(signal.SIGCONT)
+        assert late.wait(DEADLINE_S) == 1
+    finally:
+        late.kill()
 
 
 def test_a_crashed_router_is_cleaned_up_by_name_and_nothing_else(name: str) -> None:

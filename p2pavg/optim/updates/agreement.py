@@ -70,6 +70,10 @@ class Agreement:
             )
         return note
 
+    def say_nothing(self) -> None:
+        """This boundary's contribution, the last one, carries no note: what was said before is no measure."""
+        self._digest = b""
+
     @contextmanager
     def heeded(self, note: bytes, counted: bool) -> Iterator[None]:
         """Inside, the optimizer has the note's options. counted: the round holds what was said last.
@@ -83,8 +87,8 @@ class Agreement:
         if told is None:
             yield
             return
-        known = self._said if counted else options.columns(live)
-        if counted:
+        known = self._said if counted and self._digest else options.columns(live)
+        if counted and self._digest:
             self._compare(told)
         copies = [dict(group) for group in live]
         options.apply(copies, told["options"])

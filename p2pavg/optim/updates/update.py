@@ -70,6 +70,7 @@ class Shared:
     def contribution(self, vector: Vector, factor: float, samples: int) -> Contribution:
         """The vector as the rounds take it, and what goes with it in this epoch."""
         if self.departing:
+            self.agreement.say_nothing()
             return Contribution(self.offer(vector), factor, samples, note=self.sampling.note(b"", samples))
         note = self.sampling.note(self.agreement.say(), samples)
         if self.resync.due(self.training.epoch):

@@ -420,6 +420,25 @@ def test_strange_notes_change_nothing(swarm: FakeSwarm, note: bytes) -> None:
     assert {k: v for k, v in opt.param_groups[0].items() if k != "params"} == before
 
 
+def test_what_was_said_before_the_last_contribution_is_no_measure(
+    swarm: FakeSwarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a peer hands in as it leaves has no note, and may be in a round: the leader's note is of that one,
+    and what this peer said is of an earlier one. Nobody is told that they differ.
+    """
+    opt = wrap(model := net(), target_batch_size=4)
+    loss_of(model, [0, 1, 2, 3]).backward()
+    opt.step()
+    agreement = opt._update._shared.agreement  # type: ignore[attr-defined]
+    told = msgpack.unpackb(agreement.say())
+    told["digest"] = b"d" * 16
+    told["options"]["lr"] = [0.25]
+    agreement.say_nothing()
+    with agreement.heeded(msgpack.packb(told), counted=True):
+        assert opt.inner.param_groups[0]["lr"] == 0.25
+    assert not caplog.records
+
+
 def test_options_keep_their_types() -> None:
     """Tensors stay tensors, tuples tuples; what an option cannot hold is left out."""
     groups: list[dict[str, Any]] = [
