@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.memory.promises import Rivalry
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 MEETING_S = 1.0  # and four round trips: so long after a member came its links to others may be coming up
 ASK_MEETING_S = 0.15  # until a group that still meets is asked again
+SPARED_S = 60.0  # in which a member may once lack a link, while it meets others, to one that has that link
 MOST_REFUSALS = 3  # of one member in an epoch that name nobody who can be left out
 
 
@@ -33,6 +36,7 @@ class Refusals:
         self._claimed: dict[Ballot, set[PeerId]] = {}  # ballot -> the members that refused because of it
         self._rivalry = Rivalry(self.core.promises)
         self._parted: dict[Gap, float] = {}  # two members that named each other -> when they did
+        self._spared: dict[PeerId, float] = {}  # a member that lacked a link of others' -> when it first did
         # Attempts of this epoch that such pairs made fail; the first one counts for nothing.
         self._partings = 0
 
@@ -99,11 +103,27 @@ class Refusals:
             leading.abort(Cause.ANOTHER_BALLOT, ())
         core.arm(Timer.RETRY, core.now + core.deadlines.retry(peer))
 
+    def _meeting_s(self) -> float:
+        return MEETING_S + 4 * self.core.deadlines.longest_rtt()
+
     def _is_meeting(self, peer: PeerId) -> bool:
         """Whether the peer has come so lately that its links to others may still be coming up."""
         facts = self.core.linked.get(peer)
-        young = MEETING_S + 4 * self.core.deadlines.longest_rtt()
-        return facts is not None and self.core.now < facts.linked_at + young
+        return facts is not None and self.core.now < facts.linked_at + self._meeting_s()
+
+    def _is_spared(self, peer: PeerId, others: Sequence[PeerId]) -> bool:
+        """Whether a member may lack its links to these, who have theirs to it: one end of a link that comes
+        up knows of it before the other. Whoever said so once is not believed again for a while.
+        """
+        first, now = self._spared.get(peer, -math.inf), self.core.now
+        if now - first > SPARED_S and any(self._is_meeting(one) for one in (peer, *others)):
+            first = self._spared[peer] = now
+        return now - first < self._meeting_s()
+
+    def _ask_again(self) -> None:
+        """The group still meets: its next attempt comes soon, and this one counts for nothing."""
+        self.machine.leading.abort(Cause.MEETING, (), counts=False)
+        self.core.arm(Timer.RETRY, self.core.now + ASK_MEETING_S)
 
     def is_too_often(self, peer: PeerId) -> bool:
         """The peer's answer makes this attempt fail, and names nobody whom the leader could leave out.
@@ -127,7 +147,10 @@ class Refusals:
             if not answered.issuperset(voting):
                 continue
             if all(other in proposal.promised or other == self.core.me for other in voting):
-                leading.abort(Cause.UNLINKED, [peer])
+                if self._is_spared(peer, voting):
+                    self._ask_again()
+                else:
+                    leading.abort(Cause.UNLINKED, [peer])
                 return True
             mutual: set[Gap] = {
                 (min(one, other), max(one, other))
@@ -137,8 +160,7 @@ class Refusals:
             }
             new = mutual.difference(self._parted)
             if any(self._is_meeting(peer) for gap in new for peer in gap):
-                leading.abort(Cause.UNLINKED, (), counts=False)
-                self.core.arm(Timer.RETRY, self.core.now + ASK_MEETING_S)
+                self._ask_again()
                 return True
             if new:
                 self._parted |= dict.fromkeys(mutual, self.core.now)

@@ -37,6 +37,7 @@ class Cause(StrEnum):
 
     UNANSWERED = "unanswered"
     UNLINKED = "unlinked"
+    MEETING = "meeting"
     WITHDRAWN = "withdrawn"
     SILENT_TO_SUCCESSOR = "silent-to-successor"
     IMPLAUSIBLE_BEGIN = "implausible-begin"
@@ -79,7 +80,7 @@ OFFENCES = frozenset(Cause) - {Cause.LOST, Cause.LEADER_LOST, Cause.SILENT_TO_SU
 NO_FAILURE = frozenset(
     {
         *(Cause.ANOTHER_LEADS, Cause.UNDECIDED, Cause.HEALING, Cause.GIVEN_UP, Cause.QUESTION_GIVEN_UP),
-        *(Cause.LEADER_LOST, Cause.LOST, Cause.PENANCE),
+        *(Cause.LEADER_LOST, Cause.LOST, Cause.PENANCE, Cause.MEETING),
     }
 )
 """An attempt that ended by one of these says nothing about how well its leader leads."""
@@ -87,6 +88,7 @@ NO_FAILURE = frozenset(
 _WORDS = {
     Cause.UNANSWERED: "a member did not answer the proposal",
     Cause.UNLINKED: "members have no link to each other",
+    Cause.MEETING: "links between members are still coming up",
     Cause.WITHDRAWN: "its wait ended while the round began",
     Cause.SILENT_TO_SUCCESSOR: "did not answer the successor",
     Cause.IMPLAUSIBLE_BEGIN: (

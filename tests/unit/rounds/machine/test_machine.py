@@ -357,6 +357,51 @@ def test_attempts_last_until_links_come_up() -> None:
     assert apart == pytest.approx([0.0, 0.05, 0.1, 0.2, 0.4, 0.8])  # the first is free: then they own nothing
 
 
+def test_who_lacks_a_link_that_comes_up_is_waited_for_once() -> None:
+    """One end of a link knows of it before the other. So who has just come is asked again for a second, then
+    left out; and at once when it comes back and says so again.
+    """
+    me, one, two, lineage = b"a" * 20, b"b" * 20, b"c" * 20, b"l" * 32
+    machine = Machine(
+        Config(
+            me=me, run_id="r", epoch=0, lineage=lineage, target=3, plan=lambda members: Plan((Part(0, 0, 9),))
+        ),
+        0.0,
+    )
+    machine.core.sticky = me
+    now = 0.0
+    told = replace(machine.core.progress(), samples=1, boundary=True, leader=me)
+
+    def until_blamed(events: list[Event]) -> list[float]:
+        """When each attempt began of which `one` says that it has no link to `two`, who has one."""
+        nonlocal now
+        queue, asked_at = events, []
+        for _ in range(200):
+            actions = machine.handle(queue.pop(0) if queue else Tick(), now)
+            for message in [a.message for a in actions if isinstance(a, Send) and a.peer == one]:
+                if isinstance(message, Prepare):
+                    asked_at.append(now)
+                    no = Refuse(message.ballot, 0, lineage, Objection.NO_LINK, None, (two,))
+                    yes = Promise(message.ballot, None, message.ballot)
+                    queue += [Received(one, no), Received(two, yes)]
+                elif isinstance(message, Aborted) and message.blamed:
+                    assert message.blamed == (one,)
+                    return asked_at
+            if not queue:
+                assert machine.next_deadline is not None
+                now = max(now, machine.next_deadline)
+        raise AssertionError("nobody was blamed")
+
+    first = until_blamed(
+        [PeerUp(peer, 0, lineage, leader=me) for peer in (one, two)]
+        + [Received(peer, told) for peer in (one, two)]
+        + [LocalProgress(1, 1.0, at_boundary=True)]
+    )
+    assert 1.0 <= first[-1] - first[0] <= 1.2
+    again = until_blamed([PeerDown(one, "cut"), PeerUp(one, 0, lineage, leader=me), Received(one, told)])
+    assert len(again) == 1
+
+
 @pytest.mark.parametrize(("cause", "back"), [(Cause.UNLINKED, True), (Cause.WRONG_RESULT, False)])
 def test_members_readmit_whom_their_leader_readmits(cause: Cause, back: bool) -> None:
     """Whoever succeeds a leader counts all that the leader listed at last; but for who was at fault."""
