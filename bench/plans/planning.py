@@ -12,7 +12,9 @@ import random
 import time
 
 from p2pavg.allreduce.choosing import Topology
-from p2pavg.allreduce.levels import Swaps, _turns
+from p2pavg.allreduce.levels import Swaps, _trees
+from p2pavg.allreduce.regions import region_of
+from p2pavg.report.distance import Where
 from p2pavg.report.prices import PriceTable
 from p2pavg.rounds.loop.planning import Planner
 from p2pavg.rounds.protocol.roles import LinkFacts, PlanMember
@@ -55,7 +57,9 @@ def milliseconds(sizes: tuple[int, ...], topology: Topology, *, first: bool) -> 
             lambda: NUMEL, lambda n: 2 * n, topology, PriceTable({}, {}, {}).between, swaps=Swaps.ALL
         )
         if first:
-            _turns.cache_clear()
+            _trees.cache_clear()
+            region_of.cache_clear()
+            Where.parse.cache_clear()
         else:
             planner(members(sizes, seed + 100))
         begun = time.process_time()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from enum import Enum
 
@@ -42,10 +43,19 @@ def trees(
     groups: by rank. owners: ranks that may reduce. homes: groups that may own parts, also where regions of
     one member each need no deputy; None: all.
     """
+    return _trees(tuple(groups), tuple(owners), None if homes is None else frozenset(homes), swaps)
+
+
+@functools.lru_cache(maxsize=16)
+def _trees(
+    groups: tuple[int, ...], owners: tuple[int, ...], homes: frozenset[int] | None, swaps: Swaps
+) -> Plan | None:
+    """The same. They do not depend on rates, and the same members mostly meet again."""
     here: dict[int, list[int]] = {}
     for rank in owners:
         here.setdefault(groups[rank], []).append(rank)
-    crowded = {group for group in here if sum(other == group for other in groups) > 1}
+    sizes = Counter(groups)
+    crowded = {group for group in here if sizes[group] > 1}
     home_groups = [group for group in here if homes is None or group in homes]
     if len(here) < 2 or not home_groups or (homes is None and not crowded):
         return None
@@ -58,13 +68,14 @@ def trees(
     parts = []
     for at, turn in enumerate(turns):
         chosen = dict(zip(here, turn, strict=True))
+        busy = [group for group in chosen if group in crowded]
+        able = tuple([chosen[group] for group in busy])
         for home in (home_groups[(at * each + k) % len(home_groups)] for k in range(each)):
-            deputies = tuple(rank for group, rank in chosen.items() if group != home and group in crowded)
-            parts.append(Part(chosen[home], 0, 0, deputies, swapped))
-    return Plan(tuple(parts), tuple(groups))
+            own = busy.index(home) if home in crowded else len(busy)
+            parts.append(Part(chosen[home], 0, 0, able[:own] + able[own + 1 :], swapped))
+    return Plan(tuple(parts), groups)
 
 
-@functools.lru_cache(maxsize=16)
 def _turns(members: tuple[tuple[int, ...], ...], most: int) -> list[tuple[int, ...]]:
     """For each turn one member of each group: all members equally often, and all pairs as evenly as `most`
     turns allow.
@@ -77,6 +88,7 @@ def _turns(members: tuple[tuple[int, ...], ...], most: int) -> list[tuple[int, .
         again = math.lcm(len(one), len(other))
         return [(one[k % len(one)], other[(k + k // again) % len(other)]) for k in range(count)]
     ends = list(itertools.accumulate(map(len, members), initial=0))
+    last = max((at for at, group in enumerate(members) if len(group) > 1), default=0)
     everybody = [rank for group in members for rank in group]
     together = np.zeros((ends[-1], ends[-1]), np.int64)
     used = np.arange(ends[-1])  # how often, times the number of members, and then who is first
@@ -84,11 +96,13 @@ def _turns(members: tuple[tuple[int, ...], ...], most: int) -> list[tuple[int, .
     for _ in range(count):
         best: list[int] = []
         cost = used.copy()
-        for start, end in itertools.pairwise(ends):
-            best.append(start + int(cost[start:end].argmin()))
-            cost += together[best[-1]]
-        together[np.ix_(best, best)] += 2 * count * ends[-1]  # counts more than any number of uses
-        used[best] += ends[-1]
+        for at, (start, end) in enumerate(itertools.pairwise(ends)):
+            best.append(start if end - start == 1 else start + int(cost[start:end].argmin()))
+            if at < last:  # after it there is nothing to choose
+                cost += together[best[-1]]
+        chosen = np.array(best)
+        together[chosen[:, None], chosen] += 2 * count * ends[-1]  # counts more than any number of uses
+        used[chosen] += ends[-1]
         found.append(tuple(everybody[at] for at in best))
     return found
 

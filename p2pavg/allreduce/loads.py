@@ -9,6 +9,7 @@ what each link carries. The best x minimises the largest of (bytes / rate): `min
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,23 +78,22 @@ def loads(trees: Plan, members: Sequence[Capacity], links: F64) -> Costs | None:
     ranks, tree = np.arange(n), np.arange(count)
     contributes = np.array([member.contributes for member in members])
     owner = np.array([part.owner for part in trees.parts])
-    deputized = [(at, rank) for at, part in enumerate(trees.parts) for rank in part.deputies]
+    deputy = np.fromiter(itertools.chain.from_iterable(part.deputies for part in trees.parts), np.int64)
     parents = np.repeat(owner[:, None], n, axis=1)
     sends = np.repeat(contributes[None].astype(float), count, axis=0)
     returns = np.ones((count, n))
-    if deputized:
+    if len(deputy):
         _, group = np.unique(trees.groups, return_inverse=True)
-        any_in = np.bincount(group, contributes) > 0
-        at, deputy = np.array(deputized).T
+        inside = np.bincount(group, contributes)
+        any_in, any_outside = inside > 0, inside < contributes.sum()
+        at = np.repeat(tree, [len(part.deputies) for part in trees.parts])
         above = np.repeat(owner[:, None], len(any_in), axis=1)
         above[at, group[deputy]] = deputy
-        parents = above[:, group]
+        parents = np.take(above, group, axis=1)
         parents[at, deputy] = owner[at]
         sends[at, deputy] = any_in[group[deputy]]
-        for swapped, part in enumerate(trees.parts):
-            if part.swaps:
-                theirs = group != group[part.deputies[0]]
-                returns[swapped, part.deputies[0]] = contributes[theirs].any()
+        swapped = np.array([part.swaps for part in trees.parts])[at]  # such a part has one deputy
+        returns[at[swapped], deputy[swapped]] = any_outside[group[deputy[swapped]]]
     sends[tree, owner] = returns[tree, owner] = 0.0
     up = _summed(parents, returns) + sends
     down = _summed(parents, sends) + returns

@@ -47,9 +47,9 @@ class Costs:
         table[:first] = self.full[wanted[:first]]
         at = np.full(self.sparse, -1)
         at[wanted[first:] - len(self.full)] = np.arange(first, len(wanted))
-        row = at[self.places]
-        column, entry = np.nonzero(row >= 0)
-        table[row[column, entry], column] = self.entries[column, entry]
+        row = at[self.places.ravel()]
+        there = np.flatnonzero(row >= 0)
+        table[row[there], there // self.entries.shape[1]] = self.entries.ravel()[there]
         return table
 
     @cached_property

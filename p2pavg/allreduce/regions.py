@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +17,7 @@ def regions(names: Sequence[str], rtts: Mapping[tuple[int, int], float]) -> tupl
     names: by rank; "" where a peer names none. rtts: seconds between two ranks, in either order, where
     measured. Who names no region is with those that are near, and alone when nobody is known to be.
     """
-    named = [_region(name) for name in names]
+    named = [region_of(name) for name in names]
     group = list(range(len(names)))
     first: dict[str, int] = {}
     for rank, name in enumerate(named):
@@ -40,10 +41,11 @@ def can_stack(names: Sequence[str]) -> bool:
     """Whether these members are known to be in several regions, one of them with several members. names: ""
     where a peer names none; it may be near any other.
     """
-    members = Counter(_region(name) for name in names if name)
+    members = Counter(region_of(name) for name in names if name)
     return len(members) > 1 and max(members.values()) > 1
 
 
-def _region(name: str) -> str:
+@functools.lru_cache(maxsize=1024)
+def region_of(name: str) -> str:
     """What two names have in common when their peers are in one region."""
     return Where.parse(name).region or name.strip().lower()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -44,6 +45,7 @@ class Where:
     zone: str = ""
 
     @classmethod
+    @functools.lru_cache(maxsize=1024)
     def parse(cls, name: str) -> Where:
         """Names of clouds ("us-central1-a", "eu-west-3", "ap-south-1b") and "continent/region/zone"."""
         name = name.strip().lower()

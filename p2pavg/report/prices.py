@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,9 +93,9 @@ class PriceTable:
         return self.hourly(region) * seconds / 3600 + traffic / GB
 
 
-def _longest(names: Iterable[str], region: str) -> str | None:
+def _longest(names: Collection[str], region: str) -> str | None:
     """The longest of these with which the region's name begins."""
-    return max((name for name in names if region.startswith(name)), key=len, default=None)
+    return max((name for name in names if region.startswith(name)), key=len, default=None) if names else None
 
 
 def per_hour(dollars: float, seconds: float) -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +15,7 @@ import numpy.typing as npt
 from p2pavg.allreduce.choosing import Choice, PlanInputs, RoundCost, Topology, choose, cost, flat, gather
 from p2pavg.allreduce.levels import Swaps
 from p2pavg.allreduce.loads import Capacity
-from p2pavg.allreduce.regions import NEAR_RTT_S, regions
+from p2pavg.allreduce.regions import NEAR_RTT_S, region_of, regions
 from p2pavg.allreduce.unmeasured import assumed
 from p2pavg.identity import short_id
 from p2pavg.plan import MOST_FLAT, MOST_GATHERED, Plan
@@ -147,21 +149,24 @@ def _links(members: Sequence[PlanMember]) -> tuple[F64, F64]:
     """
     n = len(members)
     rank = {member.peer: rank for rank, member in enumerate(members)}
-    places, found = [], []
-    for receiver, member in enumerate(members):
-        for sender, link in member.links.items():
-            if sender in rank:
-                places.append(rank[sender] * n + receiver)
-                found.append((link.bps, link.rtt_s))
-    rates, rtts = np.zeros((2, n * n))
-    if found:
-        rates[places], rtts[places] = np.array(found).T
-    return (rates / 8).reshape(n, n), rtts.reshape(n, n)
+    counts = [len(member.links) for member in members]
+    known = list(itertools.chain.from_iterable(member.links.values() for member in members))
+    others = itertools.chain.from_iterable(member.links for member in members)
+    # In thousands of links, whose senders are mostly members; the others' are in a row that is left away.
+    senders = np.fromiter(map(rank.get, others, itertools.repeat(n)), np.int64, len(known))
+    places = senders, np.repeat(np.arange(n), counts)
+    rates, rtts = np.zeros((2, n + 1, n))
+    rates[places] = np.fromiter(map(attrgetter("bps"), known), float, len(known))
+    rtts[places] = np.fromiter(map(attrgetter("rtt_s"), known), float, len(known))
+    return rates[:n] / 8, rtts[:n]
 
 
 def _regions(members: Sequence[PlanMember], rtts: F64) -> tuple[tuple[int, ...], float, float]:
     """The region of each member, the longest round trip inside one, and the longest of all."""
-    near = np.argwhere((rtts > 0) & (rtts <= NEAR_RTT_S)).tolist()
-    groups = regions([m.region for m in members], {(a, b): float(rtts[a, b]) for a, b in near})
-    same = np.equal.outer(groups, groups)
+    names = [m.region for m in members]
+    nameless = np.array([not region_of(name) for name in names])
+    near = np.argwhere((rtts > 0) & (rtts <= NEAR_RTT_S) & (nameless | nameless[:, None])).tolist()
+    groups = regions(names, {(a, b): float(rtts[a, b]) for a, b in near})
+    ranks = np.array(groups)
+    same = ranks == ranks[:, None]
     return groups, min(float(rtts[same].max()), NEAR_RTT_S), float(rtts.max())
