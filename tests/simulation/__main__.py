@@ -24,9 +24,6 @@ Task = tuple[int, int | None, str | None, bool]  # seed, peers, only, plain
 
 
 def run(task: Task) -> Verdict:
-    if task[1] is not None and task[1] > SMALL:
-        gc.collect()  # what the last one left behind
-        gc.set_threshold(500_000)  # the state is large, and lives as long as the schedule
     return Schedule(*task).run()
 
 
@@ -37,13 +34,18 @@ def collect_young() -> None:
 
 
 def verdicts(tasks: list[Task], processes: int) -> Iterator[Verdict]:
-    """One for each, in any order."""
-    if processes == 1:
+    """One for each, in any order. The state of a large schedule is not looked through for what is not needed
+    any more, nor let go of piece by piece: it goes with its process.
+    """
+    large = any((peers or 0) > SMALL for _, peers, _, _ in tasks)
+    if processes == 1 and not large:
         collect_young()
         yield from map(run, tasks)
         return
-    with multiprocessing.get_context("fork").Pool(processes, collect_young) as pool:
-        yield from pool.imap_unordered(run, tasks, chunksize=max(1, min(50, len(tasks) // (64 * processes))))
+    context = multiprocessing.get_context("fork")
+    chunk = 1 if large else max(1, min(50, len(tasks) // (64 * processes)))
+    with context.Pool(processes, gc.disable if large else collect_young, (), 1 if large else None) as pool:
+        yield from pool.imap_unordered(run, tasks, chunksize=chunk)
 
 
 def main() -> int:

@@ -139,10 +139,12 @@ class Process:
 
     def _carry_out(self, actions: list[act.Action]) -> None:
         """In order; a fault may strike between two of them."""
+        swarm = self.swarm
         for index, action in enumerate(actions):
-            self.swarm.acted(self, action)
+            swarm.acted(self, action)
             self.perform(action)
-            self.swarm.spring(self, action)
+            if swarm.traps:
+                swarm.spring(self, action)
             if not self.alive:
                 return
             if not self.running:

@@ -123,12 +123,13 @@ class Swarm:
         self.network.ways.mesh = lambda: Way(self.latency, chunk_seconds=self.chunk_seconds)
         hellos = [self._hello(node) for node in self.nodes.values()]
         for node in self.nodes.values():
-            core = node.machine.core
+            node.links |= self.nodes
+            del node.links[node.me]
+            up, measured = node.machine.core.linked.up, node.machine.core.deadlines.measured_rtt
             for hello in hellos:
                 if hello.peer != node.me:
-                    node.links[hello.peer] = self.nodes[hello.peer]
-                    core.linked.up(hello)
-                    core.deadlines.measured_rtt(hello.peer, hello.rtt_s)
+                    up(hello)
+                    measured(hello.peer, hello.rtt_s)
 
     def link(self, a: Node, b: Node) -> None:
         """A handshake: each tells where it stands."""
@@ -211,9 +212,10 @@ class Swarm:
         peers = list(node.links)
         if len(peers) <= SMALL:
             return peers
-        before, cuts = node.ill, self.network.cuts
+        before = node.ill
         node.ill = [peer for peer in (*self.stopped, *self.ended) if peer in node.links]
-        node.ill += [a if b == node.me else b for a, b in cuts if node.me in (a, b)] if cuts else []
+        if self.network.cuts:
+            node.ill += [a if b == node.me else b for a, b in self.network.cut_at[node.me]]
         few = self.world.random.sample(peers, 4)
         return dict.fromkeys(peer for peer in (*node.ill, *before, *few) if peer in node.links)
 
@@ -273,20 +275,9 @@ class Swarm:
     def send_data(
         self, node: Node, target: Node, transfer: int, kind: str, rank: int, part: int, value: Any
     ) -> None:
-        if node.links.get(target.me) is not target:
-            return
-
-        def deliver() -> None:
-            if not target.alive or target.links.get(node.me) is not node:
-                return
-            if not target.running:
-                target.backlog.append(deliver)
-                return
-            job = target.jobs.get(transfer)
-            if job is not None:
-                job.received(kind, rank, part, value)
-
-        self.network.send(node.me, target.me, deliver, data=True)
+        if node.links.get(target.me) is target:
+            bring = partial(_bring, node, target, transfer, (kind, rank, part, value))
+            self.network.send(node.me, target.me, bring, data=True)
 
     def corrupted(self, node: Node, rank: int, value: Any) -> Any:
         """What an owner with broken memory sends to one member."""
@@ -307,7 +298,7 @@ class Swarm:
         self.checks.handled(node, event)
 
     def acted(self, node: Process, action: act.Action) -> None:
-        if self.trace is not None and not isinstance(action, (act.Send, act.WaitAt)):
+        if self.trace is not None and type(action) not in (act.Send, act.WaitAt):
             self.say(f"{node.name} {short(action, self.name)}")
         self.checks.acted(node, action)
 
@@ -330,6 +321,17 @@ class Swarm:
     def leaves(self, node: Node) -> None:
         """A process ends by itself, having named what is lost."""
         self.checks.books.left(node)
+
+
+def _bring(sender: Node, target: Node, transfer: int, chunk: tuple[str, int, int, Any]) -> None:
+    if not target.alive or target.links.get(sender.me) is not sender:
+        return
+    if not target.running:
+        target.backlog.append(partial(_bring, sender, target, transfer, chunk))
+        return
+    job = target.jobs.get(transfer)
+    if job is not None:
+        job.received(*chunk)
 
 
 def _deliver(sender: Node, target: Node, event: ev.Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -83,6 +84,7 @@ class Network:
         self.world = world
         self.ways = Ways()
         self.cuts: dict[tuple[Any, Any], None] = {}  # ways that are cut, in the order of the cuts
+        self.cut_at: dict[Any, dict[tuple[Any, Any], None]] = defaultdict(dict)  # the same, by either end
 
     def connect(self, a: Any, b: Any, latency: float, chunk_seconds: float) -> None:
         for x, y in ((a, b), (b, a)):
@@ -115,12 +117,13 @@ class Network:
     def cut(self, a: Any, b: Any) -> None:
         if self.ways[a, b].cut_at is None:
             self.ways[a, b].cut_at = self.world.now
-            self.cuts[a, b] = None
+            self.cuts[a, b] = self.cut_at[a][a, b] = self.cut_at[b][a, b] = None
 
     def mend(self, a: Any, b: Any) -> None:
         way = self.ways[a, b]
         way.cut_at = None
-        self.cuts.pop((a, b), None)
+        for cuts in (self.cuts, self.cut_at[a], self.cut_at[b]):
+            cuts.pop((a, b), None)
         held, way.held = way.held, []
         for deliver in held:
             self.send(a, b, deliver)
