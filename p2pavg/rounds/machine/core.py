@@ -285,7 +285,7 @@ class Core:
     def keep_words(self, peer: PeerId, words: tuple[Held, ...]) -> None:
         """Keep the last words of a peer that leaves, of ballots that may be asked about here."""
         held, epochs = self.holding, range(self.here.epoch, self.here.epoch + MOST_BEHIND + 1)
-        if len(self.last_words) < MOST_WORDS or (held is not None and peer in held.voters):
+        if len(self.last_words) < MOST_WORDS or (held is not None and peer in held.voting):
             self.last_words[peer] = tuple(word for word in words if word.ballot.epoch in epochs)
 
     def forget_words(self, peer: PeerId) -> None:
@@ -297,16 +297,17 @@ class Core:
         return facts.epoch == self.here.epoch and facts.lineage == self.here.lineage
 
     def can_lead(self, peer: PeerId) -> bool:
-        if peer in self.epoch_state.suspects or peer in self.epoch_state.excluded:
-            return False
-        if self.idle_leaders.is_out(peer, self.here.epoch):
+        here, state = self.here, self.epoch_state
+        if peer in state.suspects or peer in state.excluded or self.idle_leaders.is_out(peer, here.epoch):
             return False
         if peer == self.me:
-            return self.here.joining is None and not self.here.departing and self.here.role is Role.TRAINER
+            return here.joining is None and not here.departing and here.role is Role.TRAINER
         facts = self.linked.get(peer)
         if facts is None or facts.silent or facts.joining or facts.role is not Role.TRAINER:
             return False
-        return self.stands_here(facts) or (facts.epoch > self.here.epoch and peer not in self.linked.doubted)
+        if facts.epoch == here.epoch and facts.lineage == here.lineage:
+            return True
+        return facts.epoch > here.epoch and peer not in self.linked.doubted
 
     def leader(self) -> PeerId | None:
         """The peer that this one follows: the last leader as long as it can lead, else the rendezvous choice
@@ -314,36 +315,44 @@ class Core:
         own ballot is the last that was promised here: the round would have two leaders, and neither of them
         all promises.
         """
-        sticks = self.sticky is not None and self.can_lead(self.sticky)
-        if sticks and not (self.apart or self.linked.relayed or self.linked.claims):
-            return self.sticky  # nobody lacks a link
+        sticky, linked = self.sticky, self.linked
+        sticks = sticky is not None and self.can_lead(sticky)
+        if sticks and not (self.apart or linked.relayed or linked.claims):
+            return sticky  # nobody lacks a link
         gaps = self.gaps()
-        lacking = ends(gaps) if gaps else set[PeerId]()
+        lacking = frozenset(ends(gaps)) if gaps else frozenset[PeerId]()
         promised = self.promises.last
-        asked = promised is not None and promised.leader == self.sticky
-        if sticks and (asked or self.sticky not in lacking):
-            return self.sticky
+        asked = promised is not None and promised.leader == sticky
+        if sticks and (asked or sticky not in lacking):
+            return sticky
         # The question comes after every event, and the answer is mostly as before.
-        able = self.can_lead(self.me)
-        deposed = tuple(self.idle_leaders.out(self.here.epoch))
-        out = frozenset(self.epoch_state.suspects), (*self.epoch_state.excluded, *deposed), frozenset(lacking)
-        of = (self.linked.version, self.here.epoch, self.here.lineage, able, sticks and self.sticky, *out)
+        here, able = self.here, self.can_lead(self.me)
+        barred = frozenset(self._barred())
+        of = (linked.version, here.epoch, here.lineage, able, sticks and sticky, barred, lacking)
         if of != self._choice_of:
             self._choice_of, self._choice = of, self._choose(able, sticks, lacking)
         return self._choice
 
     def _choose(self, able: bool, sticks: bool, lacking: Collection[PeerId]) -> PeerId | None:
         """able: this peer can lead. sticks: the last leader can lead, though it is one of `lacking`."""
+        # Who stands here lives and trains: as in `can_lead`, but for all at once.
+        here, barred = self.here, self._barred()
         reachable: list[PeerId] = []
         hidden: list[PeerId] = []  # peers to which others have no link lead only when nobody else can
-        for facts in self.linked.standing(self.here.epoch, self.here.lineage):
-            if self.can_lead(facts.peer):
-                (hidden if facts.client_only or facts.peer in lacking else reachable).append(facts.peer)
+        for facts in self.linked.standing(here.epoch, here.lineage):
+            peer = facts.peer
+            if peer not in barred:
+                (hidden if facts.client_only or peer in lacking else reachable).append(peer)
         if able:
             (hidden if self.config.client_only or self.me in lacking else reachable).append(self.me)
         if sticks and not reachable:
             return self.sticky
-        return rendezvous(self.run, self.here.epoch, tuple(reachable or hidden))
+        return rendezvous(self.run, here.epoch, reachable or hidden)
+
+    def _barred(self) -> set[PeerId]:
+        """Peers that may not lead in this epoch."""
+        state = self.epoch_state
+        return {*state.suspects, *state.excluded, *self.idle_leaders.out(self.here.epoch)}
 
     def gaps(self) -> list[Gap]:
         """Pairs of peers that get no link to each other."""

@@ -8,6 +8,8 @@ another.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import TraceKind
@@ -31,6 +33,8 @@ TURN_S = 0.02  # seconds that both event loops add to the round trip of a word
 MOST_FORGIVEN = 2  # offences with which a peer may still come back within the epoch in which it failed
 STUCK_EPOCH_S = 5.0  # seconds, beside four usual epochs, after which excluded peers are asked again
 MOST_PACED = 64  # peers: among more of them, what one adds in a step is little
+
+_samples: Callable[[Facts], int] = attrgetter("samples")
 
 
 class Counting:
@@ -57,7 +61,10 @@ class Counting:
         """Live trainers that accumulate for this peer's epoch, without this peer."""
         core = self.core
         here = core.linked.standing(core.here.epoch, core.here.lineage)
-        return [facts for facts in here if not facts.pending and facts.peer not in core.epoch_state.excluded]
+        out = core.epoch_state.excluded
+        if not out:
+            return [facts for facts in here if not facts.pending]
+        return [facts for facts in here if not facts.pending and facts.peer not in out]
 
     def on_progress(self, peer: PeerId, message: Progress, *, first: bool) -> None:
         """A peer of this camp told where it stands, which `linked` has already. first: for the first time
@@ -100,7 +107,7 @@ class Counting:
             )
             return
         lockstep = core.config.lockstep and core.config.spacing is None
-        reached = lockstep and self._is_reached(sum(facts.samples for facts in self.followers()))
+        reached = lockstep and self._is_reached(sum(map(_samples, self.followers())))
         if waits and not reached and core.proposal is None:
             facts = core.linked.get(peer)
             if facts is not None and self._is_short(facts.pace, [peer]):
@@ -152,7 +159,7 @@ class Counting:
 
     def _total(self, followers: list[Facts]) -> int:
         """Samples that all peers have counted, this one included."""
-        return (0 if self.core.here.pending else self.core.own.samples) + sum(f.samples for f in followers)
+        return (0 if self.core.here.pending else self.core.own.samples) + sum(map(_samples, followers))
 
     def _more(self, peer: PeerId, followers: list[Facts], at: float) -> int:
         """Samples that all peers but `peer` will have counted at `at`, beyond those that they told."""
@@ -169,7 +176,7 @@ class Counting:
         core = self.core
         at = core.now if core.own.boundary else core.own.pace.boundary(core.now)
         until = at + STOP_EARLY * core.own.pace.seconds
-        others = sum(facts.samples for facts in followers) + self._more(core.me, followers, until)
+        others = sum(map(_samples, followers)) + self._more(core.me, followers, until)
         return self.machine.stretching.others(others, self._total(followers), followers, until)
 
     def expected(self, others: int) -> int:
@@ -222,11 +229,12 @@ class Counting:
     def consider(self) -> None:
         """Called after every event: is it time to propose?"""
         core, machine = self.core, self.machine
-        if core.out and core.here.joining is None and core.leader() is None:
-            machine.decisions.fail("nobody is left to average without this peer")
-        if core.own.boundary and core.out and core.here.joining is None:
-            core.resume()  # the epoch goes on without this peer
-        if machine.core.proposal is not None or machine.core.inquest is not None:
+        if core.out and core.here.joining is None:
+            if core.leader() is None:
+                machine.decisions.fail("nobody is left to average without this peer")
+            if core.own.boundary and core.out:
+                core.resume()  # the epoch goes on without this peer
+        if core.proposal is not None or core.inquest is not None:
             if Timer.KEEPALIVE not in core.timers:
                 core.arm(Timer.KEEPALIVE, core.now + KEEPALIVE_S)
             return
@@ -240,7 +248,7 @@ class Counting:
         if Timer.UNHEARD in core.timers and any(map(core.linked.alive, core.unheard)):
             return  # these peers may be ahead of the state that was loaded here
         followers = self.followers()
-        others = sum(f.samples for f in followers)
+        others = sum(map(_samples, followers))
         if self._readmit(others):
             return
         reached, stretching = self._is_reached(others), machine.stretching

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -87,7 +88,7 @@ class Decisions:
         elif peer != held.ballot.leader:
             # Members learn of the commit one by one. Whoever told this peer may be cut off before it tells
             # the next.
-            for member in list(filter(core.linked.alive, held.next_members))[:NEIGHBOURS]:
+            for member in itertools.islice(filter(core.linked.alive, held.next_members), NEIGHBOURS):
                 core.send(member, core.progress())
 
     def _commit(self, peer: PeerId, held: Holding, message: Committed) -> None:
@@ -130,21 +131,8 @@ class Decisions:
             core.own.take_off(held.samples[held.rank])
         core.own.serve()
         core.let_go()
-        for rank, seat in enumerate(held.members):
-            facts = core.linked.get(seat.peer)
-            if facts is None or facts.epoch > ballot.epoch + 1:
-                continue
-            if not seat.voter:
-                if facts.stands_at(*ballot.standing):
-                    # The peer gets the result without a vote.
-                    core.linked.stands(facts, ballot.epoch + 1, lineage, joining=facts.joining)
-                continue
-            if not facts.stands_at(ballot.epoch + 1, lineage):
-                core.linked.trains(facts, *ballot.standing)
-                core.linked.stands(facts, ballot.epoch + 1, lineage, joining=facts.joining)
-                facts.samples, facts.boundary, facts.pending, facts.total = 0, False, True, total
-            facts.committed_at = core.now
-            facts.late = message.weights[rank] == 0
+        seats = zip(held.members, message.weights, strict=True)
+        core.linked.committed(seats, ballot.standing, (ballot.epoch + 1, lineage), total, core.now)
         core.here.commit()
         # A suspected leader said nothing, and a successor decided.
         suspected = ballot.leader in core.epoch_state.suspects

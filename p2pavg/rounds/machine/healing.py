@@ -140,7 +140,7 @@ class Healing:
         held = self.core.holding
         assert held is not None
         donors = [peer for peer in self._donors(camp) if peer not in held.asked]
-        return sorted(donors, key=lambda peer: peer not in held.voters)
+        return sorted(donors, key=lambda peer: peer not in held.voting)
 
     def on_orphaned_timer(self) -> None:
         """Members have answered, and are gone: a run of this peer alone would go another way than theirs."""

@@ -74,8 +74,9 @@ class Leading:
             self.budget = len(voters) + SPARE_ATTEMPTS
         self._attempts, self._proposed_at = self._attempts + 1, core.now
         core.follow(core.me)  # so that peers that link meanwhile are told who leads
-        told = {f.peer: f.samples for f in core.linked if f.peer in voters}
-        core.lead(Proposal(ballot, members, votes, found, core.now, told=told))
+        proposal = Proposal(ballot, members, votes, found, core.now)
+        proposal.told = {f.peer: f.samples for f in core.linked if f.peer in proposal.voting}
+        core.lead(proposal)
         self.machine.transfer.complaints.new_attempt()
         message = Prepare(ballot, members, votes, found)
         for peer in members:
@@ -157,8 +158,6 @@ class Leading:
         missing = [peer for peer in proposal.voting if peer not in proposal.promised]
         if missing:
             self.core.arm(Timer.PROMISE, proposal.asked_at + min(map(self.core.deadlines.answer, missing)))
-        else:
-            self.core.disarm(Timer.PROMISE)
 
     def on_promise_timer(self) -> None:
         """A member did not answer the proposal in time."""
@@ -195,7 +194,8 @@ class Leading:
                     self.machine.succession.resolve(held)
                 return
         proposal.promised.add(peer)
-        self._arm_promise()
+        if proposal.promised.issuperset(proposal.voting):
+            core.disarm(Timer.PROMISE)  # else it finds out whom it is armed for when it fires
         if not self.machine.refusals.judge_links(proposal):
             self._try_to_begin()
 
@@ -226,14 +226,12 @@ class Leading:
         proposal, core = self.core.proposal, self.core
         if proposal is None or proposal.begun or not proposal.promised.issuperset(proposal.voting):
             return
-        unready = [peer for peer in proposal.voting if peer not in proposal.ready]
-        contributes = any(ready.weight > 0 for ready in proposal.ready.values())
-        if unready:
-            due = proposal.asked_at + max(self._patience(peer) for peer in unready)
+        due = self._stragglers_due(proposal)
+        if due is not None:
             if core.now < due:
                 core.arm(Timer.PATIENCE, due)
                 return
-            if not contributes:
+            if not any(ready.weight > 0 for ready in proposal.ready.values()):
                 last = due + 4 * core.deadlines.usual_epoch(core.now - core.here.began_at)
                 if core.now < last:
                     core.arm(Timer.PATIENCE, last)
@@ -268,6 +266,21 @@ class Leading:
         message = Begin(proposal.ballot, proposal.weights, proposal.samples, waits, note)
         for peer in proposal.members:
             core.send(peer, message)
+
+    def _stragglers_due(self, proposal: Proposal) -> float | None:
+        """Until when the leader waits for those that are not ready; None: all are. The slowest of many is
+        looked for again when it is ready, or its time is over.
+        """
+        slowest = proposal.slowest
+        if slowest is not None and slowest not in proposal.ready:
+            due = proposal.asked_at + self._patience(slowest)
+            if self.core.now < due:
+                return due
+        unready = [peer for peer in proposal.voting if peer not in proposal.ready]
+        if not unready:
+            return None
+        proposal.slowest = max(unready, key=self._patience)
+        return proposal.asked_at + self._patience(proposal.slowest)
 
     def _joiners_due(self) -> float:
         """Until when members without a vote get time to open their side of the transfer: earlier chunks are

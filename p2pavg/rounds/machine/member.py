@@ -10,7 +10,7 @@ from p2pavg.rounds.machine.events import JobDone, JobFailed, JobProgressed, JobR
 from p2pavg.rounds.machine.memory.holding import Holding
 from p2pavg.rounds.machine.memory.promises import MOST_AHEAD
 from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND
-from p2pavg.rounds.machine.rules.plausible import plausible
+from p2pavg.rounds.machine.rules.plausible import all_plausible, undeclared
 from p2pavg.rounds.machine.rules.stalls import TransferWatch
 from p2pavg.rounds.protocol.ballot import Ballot, Held, PeerId, Stage
 from p2pavg.rounds.protocol.causes import FORGIVABLE, Cause, Objection
@@ -29,7 +29,7 @@ from p2pavg.rounds.protocol.messages import (
     Stalled,
     Unready,
 )
-from p2pavg.rounds.protocol.roles import Role, Seat
+from p2pavg.rounds.protocol.roles import Role, seated
 from p2pavg.rounds.protocol.wire import digest_of
 
 if TYPE_CHECKING:
@@ -76,11 +76,12 @@ class Member:
         if held is not None:
             self.drop("a newer proposal")
         self._promise(ballot)
-        seats = tuple(Seat(p, v) for p, v in zip(message.members, message.voters, strict=True))
+        seats = seated(message.members, message.voters)
         core.hold(Holding(ballot, seats, rank, message.plan, core.now))
         # The leader has readmitted these members, so that its successor counts them, too.
-        for other in message.members:
-            if core.epoch_state.excluded.get(other) in FORGIVABLE:
+        excluded = core.epoch_state.excluded
+        for other in excluded.keys() & message.members if excluded else ():
+            if excluded[other] in FORGIVABLE:
                 core.readmit(other)
         core.act(OpenJob(ballot.transfer, ballot, seats, message.plan))
         core.trace(TraceKind.PROPOSED, attempt=ballot.attempt, leader=ballot.leader, members=len(seats))
@@ -242,14 +243,9 @@ class Member:
         if held.voter and core.promises.last != held.ballot:
             return
         wait = message.waits[held.rank]
-        counted = list(zip(message.samples, message.weights, strict=True))
-        forged = wait > 0 and counted[held.rank] != held.declared.get(wait)
-        undeclared = any(each != (0, 0) for each, of in zip(counted, message.waits, strict=True) if of == 0)
-        if (
-            forged
-            or undeclared
-            or not all(plausible(*c, core.plausible_target, core.config.weighted) for c in counted)
-        ):
+        said, most = (message.samples, message.weights), core.plausible_target
+        forged = wait > 0 and (said[0][held.rank], said[1][held.rank]) != held.declared.get(wait)
+        if forged or undeclared(*said, message.waits) or not all_plausible(*said, most, core.config.weighted):
             self._distrust(held)
             return
         if wait not in (0, core.own.wait):
@@ -274,7 +270,9 @@ class Member:
             core.resume()
             core.wait_at(None)
         core.trace(
-            TraceKind.BEGUN, attempt=held.ballot.attempt, contributors=sum(w > 0 for w in message.weights)
+            TraceKind.BEGUN,
+            attempt=held.ballot.attempt,
+            contributors=len(message.weights) - message.weights.count(0),
         )
         core.act(BeginJob(held.transfer, message.weights))
         if len(held.members) > 2 or core.dawdling.is_slow(held.ballot.leader):
@@ -303,7 +301,7 @@ class Member:
             return
         if message.kept_waiting:
             held.kept_waiting.add(peer)
-        if peer in held.voters and peer not in held.told_others:
+        if peer in held.voting and peer not in held.told_others:
             held.all_begun_at = self.core.now
         if held.stage is Stage.OPEN:
             held.told_others[peer] = message.digest
@@ -376,7 +374,7 @@ class Member:
         held, core = self.core.holding, self.core
         if held is None or not held.voter or held.stage is not Stage.OPEN or peer == held.ballot.leader:
             return
-        if core.me != held.ballot.leader and peer in held.voters:
+        if core.me != held.ballot.leader and peer in held.voting:
             core.send(held.ballot.leader, Complain(held.ballot, peer, why[:200]))
 
     # The end.

@@ -141,6 +141,8 @@ class Refusals:
         them.
         """
         leading = self.machine.leading
+        if not proposal.unlinked:
+            return False
         answered = proposal.promised | proposal.unlinked.keys() | {self.core.me}
         for peer, absent in proposal.unlinked.items():
             voting = [other for other in absent if other in proposal.voting]

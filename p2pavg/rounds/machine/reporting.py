@@ -47,7 +47,7 @@ class Reporting:
         ):
             return
         urgent = self._urgent(leader)
-        if self._told[:1] == (urgent,) and self._told[1:] == (core.own.samples,):
+        if self._told == (urgent, core.own.samples):
             return
         if self._told[:1] != (urgent,) or core.now >= self._told_at + core.deadlines.report_interval():
             self._told, self._told_at = (urgent, core.own.samples), core.now
@@ -104,9 +104,7 @@ class Measurements:
     def consider(self) -> None:
         """Called after every event: does the present leader know what this peer measured?"""
         core, links = self.core, self.core.own.links
-        leader = core.leader() if links else None
-        facts = core.linked.get(leader) if leader is not None else None
-        if leader is None or facts is None:
+        if not links or (leader := core.leader()) is None or (facts := core.linked.get(leader)) is None:
             return
         told = self._told
         if told is not None and told[0] is facts and told[1] is links:  # a new link has other facts

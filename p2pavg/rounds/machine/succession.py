@@ -208,7 +208,7 @@ class Succession:
         inquest, held = self.core.inquest, self.machine.core.holding
         if inquest is None or held is None or held.ballot != message.ballot or message.by != message.ballot:
             return
-        if peer in inquest.asked and peer in held.voters:
+        if peer in inquest.asked and peer in held.voting:
             inquest.answers[peer] = Held(message.ballot, Stage.ABORTED, begun=True)
 
     def settled(self, outcome: Committed) -> None:
@@ -235,7 +235,7 @@ class Succession:
             return
         asked = FIRST_ASKED << min(held.inquiries, 6)
         held.inquiries += 1
-        others = [peer for peer in held.next_members if peer in held.voters]
+        others = [peer for peer in held.next_members if peer in held.voting]
         decides = self.expected or self.machine.member.authority() or held.ballot.leader
         self.machine.member.inquire(dict.fromkeys([decides, *others[:asked]]))
         self.start()

@@ -33,15 +33,16 @@ class Waiting:
     def awaited(self) -> PeerId | None:
         """The peer whose word the training thread, or the ballot that is held, waits for; None: no wait."""
         core, machine = self.core, self.machine
-        if core.out and core.here.joining is None and core.leader() is None:
-            machine.decisions.fail("nobody is left to average without this peer")
-        if core.own.boundary and core.out and core.here.joining is None:
-            core.resume()  # the epoch goes on without this peer
-        if machine.core.proposal is not None or machine.core.inquest is not None:
+        if core.out and core.here.joining is None:
+            if core.leader() is None:
+                machine.decisions.fail("nobody is left to average without this peer")
+            if core.own.boundary and core.out:
+                core.resume()  # the epoch goes on without this peer
+        if core.proposal is not None or core.inquest is not None:
             return None
-        if machine.core.holding is not None:
+        if core.holding is not None:
             return machine.succession.expected or machine.member.authority()
-        if core.own.boundary and not core.out and core.here.joining is None:
+        if core.own.boundary and core.here.joining is None and not core.out:
             return core.leader()
         return None
 
@@ -54,7 +55,8 @@ class Waiting:
             awaited = self.awaited()
         self._bound_lead(awaited)
         if awaited is None or awaited == core.me:
-            core.disarm(Timer.WORD)
+            if Timer.WORD in core.timers:
+                core.disarm(Timer.WORD)
         elif Timer.WORD not in core.timers:
             core.arm(Timer.WORD, core.now + core.deadlines.word(awaited))
 
@@ -66,7 +68,8 @@ class Waiting:
             self._wait, self._since = wait, core.now
         until = self._lead_ends(leader) if leader is not None and leader != core.me else None
         if leader is None or until is None:
-            core.disarm(Timer.VAIN)
+            if Timer.VAIN in core.timers:
+                core.disarm(Timer.VAIN)
             return
         until = max(until, self._deposed_at + core.deadlines.word(leader))
         if core.timers.get(Timer.VAIN) != until:
@@ -118,7 +121,7 @@ class Waiting:
 
     def heard(self, peer: PeerId) -> None:
         """The peer said something: if its word is awaited, the wait begins anew."""
-        if peer == self.awaited():
+        if Timer.WORD in self.core.timers and peer == self.awaited():
             self.core.disarm(Timer.WORD)
 
     def on_word_timer(self) -> None:

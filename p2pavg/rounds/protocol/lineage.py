@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import struct
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
@@ -30,10 +31,9 @@ def next_lineage(
     """id_t = H(id_{t-1}, epoch, members and weights, digest of the encoded result, note)."""
     state = hashlib.sha256(before)
     state.update(struct.pack("<QII", epoch, len(members), len(digests)))
-    for peer, weight in zip(members, weights, strict=True):
-        state.update(peer + struct.pack("<d", weight))
-    for digest in digests:
-        state.update(digest)
+    weighed = zip(members, map(struct.Struct("<d").pack, weights), strict=True)
+    state.update(b"".join(itertools.chain.from_iterable(weighed)))
+    state.update(b"".join(digests))
     state.update(note)
     return state.digest()
 

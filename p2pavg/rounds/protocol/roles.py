@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -37,6 +38,12 @@ class Seat:
 
     peer: PeerId
     voter: bool  # False: the member has yet to apply the last average, owns nothing, and is not waited for
+
+
+@functools.lru_cache(maxsize=16)
+def seated(peers: tuple[PeerId, ...], voters: tuple[bool, ...]) -> tuple[Seat, ...]:
+    """The seats of these members, in rank order. The same ones mostly meet again."""
+    return tuple(map(Seat, peers, voters))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ class Holding:
     transfer: int = field(init=False)
     voter: bool = field(init=False)
     voters: tuple[PeerId, ...] = field(init=False)
+    voting: frozenset[PeerId] = field(init=False)  # the same, to look one up
     stage: Stage = Stage.OPEN
     frozen: bool = False  # a successor was told that this peer is not DONE: this peer must not become DONE
     orphaned: bool = False  # the link to the leader broke; the leader may come back as another process
@@ -62,6 +63,7 @@ class Holding:
         self.transfer = self.ballot.transfer
         self.voter = self.members[self.rank].voter
         self.voters = tuple(seat.peer for seat in self.members if seat.voter)
+        self.voting = frozenset(self.voters)
 
     def is_told_otherwise(self, me: PeerId) -> bool:
         """Whether most other members, the leader aside, were told of another round than this member.
@@ -95,7 +97,10 @@ class Holding:
 
     def seconds(self, me: PeerId) -> list[PeerId]:
         """The voters beside the leader and this peer."""
-        return [peer for peer in self.voters if peer not in (me, self.ballot.leader)]
+        others = list(self.voters)
+        for peer in self.voting.intersection((me, self.ballot.leader)):
+            others.remove(peer)
+        return others
 
     @property
     def next_members(self) -> list[PeerId]:
@@ -105,16 +110,19 @@ class Holding:
     @property
     def told_ones(self) -> list[PeerId]:
         """Those whom this member tells of its BEGIN."""
-        return self.next_members[: self._most_told]
+        following = range(self.rank + 1, self.rank + 1 + self._most_told)
+        return [self.members[rank % len(self.members)].peer for rank in following]
 
     @property
     def tellers(self) -> frozenset[PeerId]:
         """Those who tell this member of their BEGIN."""
-        return frozenset(self.next_members[-self._most_told :])
+        before = range(self.rank - self._most_told, self.rank)
+        return frozenset(self.members[rank % len(self.members)].peer for rank in before)
 
     @property
     def _most_told(self) -> int:
-        return MOST_TOLD if len(self.members) <= MOST_TOLD + 1 else FEW_TOLD
+        others = len(self.members) - 1
+        return others if others <= MOST_TOLD else FEW_TOLD
 
     def moves(self, now: float) -> bool:
         """Whether missing data still comes."""

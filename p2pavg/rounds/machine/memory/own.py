@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from p2pavg.rounds.machine.events import LocalProgress
-from p2pavg.rounds.machine.rules.pace import Pace
+from p2pavg.rounds.machine.rules.pace import UNKNOWN, Pace
 from p2pavg.rounds.protocol.ballot import Note, PeerId
 from p2pavg.rounds.protocol.roles import LinkFacts
 
@@ -19,7 +19,7 @@ class OwnThread:
     weight: float | None = None  # of the contribution; None: the number of its samples
     note: Note = b""  # the note for the coming step
     rate: float = 0.0  # samples per second
-    pace: Pace = field(default_factory=Pace)
+    pace: Pace = UNKNOWN
     upload_bps: float = 0.0  # bit/s that this machine sends; 0.0: not measured yet
     download_bps: float = 0.0
     links: Mapping[PeerId, LinkFacts] = field(default_factory=dict)  # links to other peers, where measured
@@ -95,4 +95,4 @@ class OwnThread:
 
     def begin_step(self, now: float) -> None:
         """The next step begins only now: an average was applied before."""
-        self.pace.since = now
+        self.pace = replace(self.pace, since=now)

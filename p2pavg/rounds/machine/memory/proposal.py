@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from p2pavg.plan import Plan
@@ -21,8 +22,9 @@ class Proposal:
     voters: tuple[bool, ...]
     plan: Plan
     asked_at: float
-    voting: tuple[PeerId, ...] = field(init=False)  # the voters, in rank order
+    voting: Mapping[PeerId, None] = field(init=False)  # the voters, in rank order
     promised: set[PeerId] = field(default_factory=set)
+    slowest: PeerId | None = None  # of those that are not ready, when they were last compared
     ready: dict[PeerId, Ready] = field(default_factory=dict)  # members whose wait stands
     # Voter -> samples that it had told before the proposal.
     told: dict[PeerId, int] = field(default_factory=dict)
@@ -48,7 +50,7 @@ class Proposal:
         return self.ready[peer].wait if peer in self.ready else 0
 
     def __post_init__(self) -> None:
-        self.voting = tuple(peer for peer, voter in zip(self.members, self.voters, strict=True) if voter)
+        self.voting = dict.fromkeys(itertools.compress(self.members, self.voters))
         ranks = {rank for part in self.plan.parts for rank in (part.owner, *part.deputies)}
         reducing = [self.members[rank] for rank in ranks]
         self.gathered_at = tuple(Arrivals(reducing) for _ in range(NOTHING))

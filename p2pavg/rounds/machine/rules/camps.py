@@ -4,14 +4,18 @@ lineages meet.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from p2pavg.rounds.machine.events import PeerUp
-from p2pavg.rounds.machine.rules.pace import Pace
+from p2pavg.rounds.machine.rules.pace import UNKNOWN, Pace
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.messages import Progress, Ready
-from p2pavg.rounds.protocol.roles import LinkFacts, Role
+from p2pavg.rounds.protocol.roles import LinkFacts, Role, Seat
+
+# One for all, as most peers have told nothing of the kind, and there may be hundreds.
+_NO_LINKS: Mapping[PeerId, LinkFacts] = {}
+_NOBODY: Mapping[PeerId, float] = {}
 
 
 @dataclass(slots=True)
@@ -28,11 +32,11 @@ class Facts:
     upload_bps: float
     download_bps: float = 0.0
     # Links to other peers, as the peer measured them.
-    links: Mapping[PeerId, LinkFacts] = field(default_factory=dict)
+    links: Mapping[PeerId, LinkFacts] = field(default_factory=lambda: _NO_LINKS)
     region: str = ""
     heard: bool = False  # the peer told over this link where it stands
     samples: int = 0
-    pace: Pace = field(default_factory=Pace)
+    pace: Pace = UNKNOWN
     rate: float = 0.0  # samples per second
     told: int | None = None  # the samples of the peer's others, as the peer was last told
     told_at: float = 0.0
@@ -42,7 +46,7 @@ class Facts:
     joining: bool = False
     camp: int = 1  # how many trainers stand there, as the peer knows
     # Trainers to which the peer gets no link, and since when.
-    apart: Mapping[PeerId, float] = field(default_factory=dict)
+    apart: Mapping[PeerId, float] = field(default_factory=lambda: _NOBODY)
     met: Collection[PeerId] = ()  # peers that nobody can dial, and to which the peer has a link all the same
     linked_at: float = 0.0
     relayed: bool = False  # a third member carries this peer's link to the peer
@@ -119,8 +123,12 @@ class LinkedPeers:
         )
 
     def _enter(self, facts: Facts) -> None:
-        if facts.trains_at(facts.epoch, facts.lineage):
-            self._camps.setdefault((facts.epoch, facts.lineage), {})[facts.peer] = facts
+        if facts.role is Role.TRAINER and not facts.silent and not facts.joining:
+            where = facts.epoch, facts.lineage
+            camp = self._camps.get(where)
+            if camp is None:
+                camp = self._camps[where] = {}
+            camp[facts.peer] = facts
             self.version += 1
 
     def _leave(self, facts: Facts) -> None:
@@ -144,9 +152,10 @@ class LinkedPeers:
         self._enter(facts)
 
     def up(self, event: PeerUp, now: float = 0.0) -> None:
-        self.down(event.peer)
-        facts = self._facts[event.peer] = Facts(
-            event.peer,
+        peer = event.peer
+        self.down(peer)
+        facts = self._facts[peer] = Facts(
+            peer,
             event.epoch,
             event.lineage,
             event.role,
@@ -159,7 +168,7 @@ class LinkedPeers:
             linked_at=now,
         )
         if event.relayed:
-            self.relayed.add(event.peer)
+            self.relayed.add(peer)
         self._enter(facts)
 
     def down(self, peer: PeerId) -> None:
@@ -221,6 +230,44 @@ class LinkedPeers:
             facts.role = Role.TRAINER
             self.stands(facts, epoch, lineage, joining=False)
 
+    def committed(
+        self,
+        seats: Iterable[tuple[Seat, float]],
+        before: tuple[int, Lineage],
+        after: tuple[int, Lineage],
+        total: int,
+        now: float,
+    ) -> None:
+        """These members, each with its weight in the average, go from `before` to `after`. total: samples of
+        the lineage then.
+        """
+        (epoch, lineage), known = after, self._facts.get
+        left, arrived = self._camps.get(before, {}), self._camps.get(after)
+        for seat, weight in seats:
+            facts = known(seat.peer)
+            if facts is None or facts.epoch > epoch:
+                continue
+            if not seat.voter:
+                if facts.stands_at(*before):
+                    # The peer gets the result without a vote.
+                    self.stands(facts, epoch, lineage, joining=facts.joining)
+                continue
+            if facts.epoch != epoch or facts.lineage != lineage:
+                if left.pop(facts.peer, None) is not None:  # most do: as `stands` does, but for all at once
+                    facts.epoch, facts.lineage = epoch, lineage
+                    if arrived is None:
+                        arrived = self._camps.setdefault(after, {})
+                    arrived[facts.peer] = facts
+                else:
+                    self.trains(facts, *before)
+                    self.stands(facts, epoch, lineage, joining=facts.joining)
+                facts.samples, facts.boundary, facts.pending, facts.total = 0, False, True, total
+            facts.committed_at = now
+            facts.late = weight == 0
+        self.version += 1
+        if not self._camps.get(before, True):
+            del self._camps[before]
+
     def trainers(self) -> Iterator[Facts]:
         """Peers that live and have the state of some (epoch, lineage)."""
         return (f for f in self._facts.values() if not f.silent and f.role is Role.TRAINER and not f.joining)
@@ -231,10 +278,11 @@ class LinkedPeers:
 
     def rivals(self, epoch: int, lineage: Lineage) -> bool:
         """Whether any live trainer is ahead of (epoch, lineage), or at the same epoch of another lineage."""
-        return any(
-            (at > epoch or (at == epoch and other != lineage)) and not self.doubted.issuperset(camp)
-            for (at, other), camp in self._camps.items()
-        )
+        for (at, other), camp in self._camps.items():
+            ahead = at > epoch or (at == epoch and other != lineage)
+            if ahead and not self.doubted.issuperset(camp):
+                return True
+        return False
 
     def doubt(self, peers: Collection[PeerId]) -> None:
         """The word of these peers alone about where they stand counts for nothing."""

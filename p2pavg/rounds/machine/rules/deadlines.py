@@ -141,8 +141,11 @@ class Deadlines:
 
     def measured_rtt(self, peer: PeerId, seconds: float) -> None:
         if seconds > 0:
-            least = self._least_rtt[peer] = min(seconds, self._least_rtt.get(peer, seconds))
-            self._rtt[peer] = min(seconds, RTT_GROWTH * least + RTT_SLACK)
+            least = self._least_rtt.get(peer)
+            if least is None or seconds < least:
+                least = self._least_rtt[peer] = seconds
+            most = RTT_GROWTH * least + RTT_SLACK
+            self._rtt[peer] = seconds if seconds < most else most
 
     def measured_gap(self, peer: PeerId, seconds: float) -> None:
         _add(self._gaps, peer, seconds)

@@ -11,7 +11,7 @@ OVERDUE_STEPS = 2.0  # steps: a peer whose next step takes longer is not counted
 DELAY_S = 0.3  # seconds: the age that a report may have
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Pace:
     """One training thread's steps. Times are seconds of the clock of the peer that watches."""
 
@@ -34,6 +34,9 @@ class Pace:
         it.
         """
         return self.samples * max(0, int((at - since) / self.seconds)) if self.seconds > 0 else 0
+
+
+UNKNOWN = Pace()
 
 
 def own_share(samples: Sequence[int], rank: int, target: int, step: int) -> int:

@@ -1,6 +1,6 @@
 """What a member can truly have: no word, the member's own or a leader's, makes it count for more. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from p2pavg.rounds.protocol.ballot import PeerId
 
@@ -15,6 +15,22 @@ def plausible(samples: int, weight: float, target: int, weighted: bool) -> bool:
     if samples > MOST_TARGETS * target:
         return False
     return weight <= MOST_WEIGHT if weighted else weight == samples
+
+
+def all_plausible(samples: Sequence[int], weights: Sequence[float], target: int, weighted: bool) -> bool:
+    """Whether each of these contributions is `plausible`; there is one at least."""
+    if max(samples) > MOST_TARGETS * target:
+        return False
+    return max(weights) <= MOST_WEIGHT if weighted else weights == samples
+
+
+def undeclared(samples: Sequence[int], weights: Sequence[float], waits: Sequence[int]) -> bool:
+    """Whether anybody counts for something without a wait for which it declared that."""
+    return 0 in waits and any(
+        (own, weight) != (0, 0)
+        for own, weight, wait in zip(samples, weights, waits, strict=True)
+        if wait == 0
+    )
 
 
 def overtold(told: Mapping[PeerId, int], declared: Mapping[PeerId, int], target: int) -> tuple[PeerId, ...]:

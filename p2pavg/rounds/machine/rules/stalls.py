@@ -10,6 +10,7 @@ from p2pavg.rounds.machine.events import RankProgress
 from p2pavg.rounds.machine.rules.deadlines import Deadlines
 from p2pavg.rounds.protocol.ballot import PeerId
 
+_NONE = RankProgress(0, 0, 0, 0)
 MOVES_S = 0.5  # seconds: data that came so lately moves
 
 
@@ -35,6 +36,7 @@ class TransferWatch:
         self._deadlines = deadlines
         self._began_at = now
         self._last: tuple[RankProgress, ...] = ()
+        self._owing: list[int] = []  # ranks that give this peer something, now or earlier
         self._chunk_at = [now] * len(peers)
         self._moved_at = [now] * len(peers)
         self._bytes_at = [now] * len(peers)
@@ -43,8 +45,12 @@ class TransferWatch:
     def update(self, now: float, ranks: Sequence[RankProgress]) -> None:
         if len(ranks) != len(self._peers):
             return
-        for rank, (peer, seen) in enumerate(zip(self._peers, ranks, strict=True)):
-            before = self._last[rank] if self._last else RankProgress(0, 0, 0, 0)
+        owing = [
+            rank for rank, seen in enumerate(ranks) if seen.results_expected or seen.contributions_expected
+        ]
+        for rank in owing:  # in large groups most ranks give this peer nothing
+            peer, seen = self._peers[rank], ranks[rank]
+            before = self._last[rank] if self._last else _NONE
             chunks = seen.contributions + seen.results - before.contributions - before.results
             if chunks > 0:
                 if before.contributions + before.results > 0:
@@ -58,7 +64,7 @@ class TransferWatch:
                 self._bytes[rank], self._bytes_at[rank] = seen.bytes_received, now
             elif elapsed > 1.0:
                 self._bytes[rank], self._bytes_at[rank] = seen.bytes_received, now
-        self._last = tuple(ranks)
+        self._last, self._owing = tuple(ranks), owing
 
     def finished(self, now: float) -> None:
         """The whole transfer is in: remember how fast each peer's data came."""
@@ -74,7 +80,8 @@ class TransferWatch:
         owing: tuple[list[int], list[int]] = [], []
         still: list[tuple[int, float, bool]] = []  # rank, seconds without a move, contributions lack
         moving = False
-        for rank, seen in enumerate(self._last):
+        for rank in self._owing:
+            seen = self._last[rank]
             lacks = seen.contributions < seen.contributions_expected
             if (lacks or seen.results < seen.results_expected) and self._peers[rank] != self._me:
                 still.append((rank, now - self._moved_at[rank], lacks))
@@ -88,7 +95,8 @@ class TransferWatch:
     def lacks(self) -> int:
         """The first of what this member still waits for, and makes of it what others need: as in Stalled."""
         found = NOTHING
-        for rank, seen in enumerate(self._last):
+        for rank in self._owing:
+            seen = self._last[rank]
             if seen.contributions < seen.contributions_expected:
                 found = min(found, int(rank in self._partial))
             if rank in self._above and seen.results < seen.results_expected:
