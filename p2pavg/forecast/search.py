@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -26,8 +26,12 @@ from p2pavg.plan import MOST_FLAT
 EXHAUSTIVE = 20_000
 KEEP = 1.05  # the plan at hand is left for another that is better by more than this factor
 _TURNS, _LOOKED_AROUND = 6, 12  # how often a pool is made larger, around how many of its best swarms
-_OF_EACH, _STEPS, _NEAR = 2, 6, 150  # of what may replace the plan at hand: how much is looked at
+_OF_EACH, _STEPS, _NEAR = 2, 4, 150  # of what may replace the plan at hand: how much is looked at
 _WORK, _FEW = 4 * MOST_FLAT**2, 12  # and judged, by the squares of peers; fewer peers take as long as so few
+_RESERVES = (1.0, 1.1)  # times the samples/s of the goal: estimates are bounds, and few swarms reach theirs
+_REPAIRS = (0.5, 1.0, 1.5, 2.0, 3.0)  # times the peers of one offer that a plan lacks by calculation
+_MENDED = 3  # swarms that miss the goal, of which repairs are looked at
+_ESTIMATED = 4  # of the work of judging: an estimate
 _FRONT = 0.9  # of a plan's dollars: what the next cheaper one of the front may cost
 
 
@@ -174,7 +178,7 @@ def search(judge: Judge, goal: Goal, begin: Sequence[int] | None = None) -> Mach
     now = judge.plan(np.minimum(begin, judge.limits))
     held = now if goal.met(now) else None
     pool = judge.pool if judge.whole else _left(judge, goal, now)
-    best = _best(judge, goal, pool, held, _WORK)
+    best = _best(judge, goal, pool, held, _WORK, 0 if judge.whole else _MENDED)
     return best if held is None or (best is not None and goal.worth(now, best)) else now
 
 
@@ -194,11 +198,17 @@ def front(judge: Judge) -> list[MachinePlan]:
 
 
 def _best(
-    judge: Judge, goal: Goal, pool: Estimates, known: MachinePlan | None = None, most: float = math.inf
+    judge: Judge,
+    goal: Goal,
+    pool: Estimates,
+    known: MachinePlan | None = None,
+    most: float = math.inf,
+    mended: int = 0,
 ) -> MachinePlan | None:
     """The best of `known` and the pool. The likeliest are judged, until no other may be better, or so much
     work was done, twice as much where none met the goal yet. How far off the estimates of one were, those of
-    others in the same regions are expected to be.
+    others in the same regions are expected to be. Of the first few that miss the goal, `mended`, repairs come
+    to the pool.
     """
     work, pool = 0.0, pool.only(goal.open(pool, known))
     sps, dollars, places = pool.sps, pool.about, pool.swarms @ judge.places > 0
@@ -208,6 +218,13 @@ def _best(
         work += max(_FEW, sum(plan.counts)) ** 2
         if goal.met(plan) and (known is None or goal.value(plan) > goal.value(known)):
             known = plan
+        elif mended and not goal.met(plan):
+            mended -= 1
+            more = judge.estimated(repairs(judge, goal, plan))
+            work += _ESTIMATED * len(more.sps)
+            pool = pool.beside(more)
+            sps, dollars = np.concatenate([sps, more.sps]), np.concatenate([dollars, more.about])
+            places = np.concatenate([places, more.swarms @ judge.places > 0])
         alike = (places == places[at]).all(1)
         sps = np.where(alike, pool.sps * (plan.sps / pool.sps[at]), sps)
         dollars = np.where(alike, pool.about * (plan.dollars_hour / max(pool.about[at], 1e-9)), dollars)
@@ -218,24 +235,40 @@ def _best(
 
 
 def _left(judge: Judge, goal: Goal, now: MachinePlan) -> Estimates:
-    """What is left of an earlier pool, the likeliest of each beginning, and what a few steps around the
-    likeliest of these reach.
+    """What is left of an earlier pool, repairs of the plan at hand, the likeliest of each beginning, and what
+    a few steps around the likeliest of these reach that meet the goal.
     """
     earlier = judge.pool if judge.before is None else judge.before
     new = [
         way[judge.roughly(goal, way)[:_OF_EACH]] for way in beginnings(judge.inventory.offers, judge.limits)
     ]
-    found = judge.estimated(np.minimum(np.concatenate([earlier.swarms, [now.counts], *new]), judge.limits))
+    new += [np.array([now.counts]), repairs(judge, goal, now)]
+    found = judge.estimated(np.minimum(np.concatenate([earlier.swarms, *new]), judge.limits))
     looked: set[bytes] = set()
-    for _ in range(_STEPS):
-        if not len(found.swarms):
+    for step in range(_STEPS):
+        # Swarms that miss the goal may be the likeliest for being cheap, and all around them misses it, too.
+        share = _RESERVES[step % len(_RESERVES)]
+        safe = replace(goal, sps=goal.sps * share, dollars_hour=goal.dollars_hour / share)
+        meets = (found.sps >= safe.sps) & (found.about <= safe.dollars_hour)
+        there = found.only(meets) if meets.any() else found
+        if not len(there.swarms):
             break
-        at = found.swarms[goal.likely(found.sps, found.about).argmax()]
+        at = there.swarms[safe.likely(there.sps, there.about).argmax()]
         if at.tobytes() in looked:
-            break
+            continue
         looked.add(at.tobytes())
         near = around(at, judge.limits)
         found = found.beside(judge.estimated(near[judge.roughly(goal, near)[:_NEAR]]))
+    return found
+
+
+def repairs(judge: Judge, goal: Goal, plan: MachinePlan) -> Counts:
+    """Swarms with more peers of one offer: about as many as the goal lacks, or as it lets one pay."""
+    sps, rent = judge.bounds.sps, np.maximum(judge.bounds.rent, 1e-9)
+    lacking = (goal.sps - plan.sps) / sps if goal.cheapest else (goal.dollars_hour - plan.dollars_hour) / rent
+    number = np.ceil(np.clip(np.outer(_REPAIRS, lacking), 1, MOST_FLAT)).astype(np.int64)
+    more = number[:, :, None] * np.eye(len(sps), dtype=np.int64)
+    found: Counts = np.minimum(np.array(plan.counts) + more.reshape(-1, len(sps)), judge.limits)
     return found
 
 

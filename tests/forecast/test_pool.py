@@ -92,6 +92,25 @@ def test_a_new_plan_from_the_one_at_hand_judges_few_swarms(seed: int, cheapest: 
         now = plan
 
 
+def test_a_plan_that_lost_peers_is_mended() -> None:
+    """Where four machines of the plan at hand are gone, others in their place reach the speed for about what
+    a search of all finds, though each of them alone makes the swarm dearer and misses it still.
+    """
+    judge = Judge(inventory(0, offers=12, most=8, regions=3))
+    goal = Goal(cheapest=True, sps=2542.0)
+    now = search(judge, goal)
+    assert now is not None
+    left = [4, 5, 1, 0, 8, 0, 1, 0, 0, 8, 1, 0]
+    assert now.counts[3] > left[3]
+    plan = search(judge.within(left), goal, begin=now.counts)
+    anew = Judge(judge.inventory)
+    anew.limits = np.minimum(left, anew.limits)
+    best = search(anew, goal)
+    assert plan is not None
+    assert best is not None
+    assert plan.dollars_hour <= 1.25 * best.dollars_hour
+
+
 def test_nothing_on_offer_is_no_plan() -> None:
     """Where all machines are gone there is no plan, from one at hand neither, and the next offers are
     used.
