@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MEETING_S = 1.0  # and four round trips: so long after a member came its links to others may be coming up
 ASK_MEETING_S = 0.15  # until a group that still meets is asked again
-SPARED_S = 60.0  # in which a member may once lack a link, while it meets others, to one that has that link
+SPARED_S = 60.0  # in which a member may once lack links while it meets others
 MOST_REFUSALS = 3  # of one member in an epoch that name nobody who can be left out
 
 
@@ -36,7 +36,7 @@ class Refusals:
         self._claimed: dict[Ballot, set[PeerId]] = {}  # ballot -> the members that refused because of it
         self._rivalry = Rivalry(self.core.promises)
         self._parted: dict[Gap, float] = {}  # two members that named each other -> when they did
-        self._spared: dict[PeerId, float] = {}  # a member that lacked a link of others' -> when it first did
+        self._spared: dict[PeerId, float] = {}  # a member that lacked links -> when it first did
         # Attempts of this epoch that such pairs made fail; the first one counts for nothing.
         self._partings = 0
 
@@ -45,6 +45,7 @@ class Refusals:
         self._nameless.clear()
         self._partings = 0
         self._claimed.clear()
+        self._spared = {peer: at for peer, at in self._spared.items() if self.core.now - at <= SPARED_S}
 
     def parted(self) -> list[Gap]:
         """Pairs of members that both refused lately because they have no link to each other."""
@@ -111,9 +112,10 @@ class Refusals:
         facts = self.core.linked.get(peer)
         return facts is not None and self.core.now < facts.linked_at + self._meeting_s()
 
-    def _is_spared(self, peer: PeerId, others: Sequence[PeerId]) -> bool:
-        """Whether a member may lack its links to these, who have theirs to it: one end of a link that comes
-        up knows of it before the other. Whoever said so once is not believed again for a while.
+    def _is_spared(self, peer: PeerId, others: Sequence[PeerId] = ()) -> bool:
+        """Whether a member may lack links because it has just come, or these others have: one end of a link
+        that comes up knows of it before the other. Once, and then not again for a while, however often it
+        comes.
         """
         first, now = self._spared.get(peer, -math.inf), self.core.now
         if now - first > SPARED_S and any(self._is_meeting(one) for one in (peer, *others)):
@@ -161,7 +163,7 @@ class Refusals:
                 if one in proposal.unlinked.get(other, ())
             }
             new = mutual.difference(self._parted)
-            if any(self._is_meeting(peer) for gap in new for peer in gap):
+            if any(self._is_spared(peer) for gap in new for peer in gap):
                 self._ask_again()
                 return True
             if new:

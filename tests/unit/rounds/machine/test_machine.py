@@ -402,6 +402,36 @@ def test_who_lacks_a_link_that_comes_up_is_waited_for_once() -> None:
     assert len(again) == 1
 
 
+def test_a_pair_without_a_link_is_waited_for_once_however_often_one_comes_back() -> None:
+    """Two that name each other, one of which reconnects all the time, hold up no round for ever."""
+    me, one, two, lineage = b"a" * 20, b"b" * 20, b"c" * 20, b"l" * 32
+    config = Config(
+        me=me, run_id="r", epoch=0, lineage=lineage, target=3, plan=lambda members: Plan((Part(0, 0, 9),))
+    )
+    machine, now, ended, came_at = Machine(config, 0.0), 0.0, list[Cause](), 0.0
+    machine.core.sticky = me
+    told = replace(machine.core.progress(), samples=1, boundary=True, leader=me)
+    coming = [PeerUp(one, 0, lineage, leader=me), Received(one, told)]
+    queue: list[Event] = [*coming, PeerUp(two, 0, lineage, leader=me), Received(two, told)]
+    queue.append(LocalProgress(1, 1.0, at_boundary=True))
+    while now < 4.0:
+        if not queue and machine.core.proposal is None and now >= came_at + 0.5:
+            came_at, queue = now, [PeerDown(one, "cut"), *coming, Tick()]
+        for action in machine.handle(queue.pop(0) if queue else Tick(), now):
+            if not isinstance(action, Send) or action.peer not in (one, two):
+                continue
+            if isinstance(action.message, Prepare):
+                other = two if action.peer == one else one
+                no = Refuse(action.message.ballot, 0, lineage, Objection.NO_LINK, None, (other,))
+                queue.append(Received(action.peer, no))
+            elif isinstance(action.message, Aborted):
+                ended.append(action.message.cause)
+        if not queue:
+            now += 0.05
+    assert Cause.MEETING in ended
+    assert Cause.UNLINKED in ended
+
+
 @pytest.mark.parametrize(("cause", "back"), [(Cause.UNLINKED, True), (Cause.WRONG_RESULT, False)])
 def test_members_readmit_whom_their_leader_readmits(cause: Cause, back: bool) -> None:
     """Whoever succeeds a leader counts all that the leader listed at last; but for who was at fault."""
