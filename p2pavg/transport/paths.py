@@ -70,12 +70,12 @@ class Paths:
 
     def _write(self, file: Path) -> None:
         kept = {**self._read(), **self._learned}
-        self._learned = {}
         newest = sorted(kept, key=lambda name: kept[name].at)[-MOST:]
         beside = file.with_name(f"{file.name}.{os.getpid()}")
         try:
             beside.write_text(json.dumps({name: asdict(kept[name]) for name in newest}), encoding="utf-8")
             beside.replace(file)
+            self._learned = {}
         finally:
             with suppress(OSError):
                 beside.unlink()
@@ -88,7 +88,15 @@ class Paths:
             return {str(name): _facts(row) for name, row in table.items()}
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            KeyError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             logger.debug("%s does not tell of paths: %s", self._file, error)
             return {}
 
@@ -96,7 +104,7 @@ class Paths:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """While no other process reads a file there, and writes it with what was learned. One that was stopped in
-    between is not waited for.
+    between is not waited for, and nobody where the file system has no locks.
     """
     opened = os.open(folder, os.O_RDONLY)
     try:
@@ -104,9 +112,12 @@ def _alone(folder: Path) -> Iterator[None]:
         while time.monotonic() < deadline:
             try:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
             except BlockingIOError:
                 time.sleep(0.002)
+                continue
+            except OSError as error:
+                logger.debug("%s cannot be locked: %s", folder, error)
+            break
         yield
     finally:
         os.close(opened)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from pathlib import Path
@@ -95,7 +96,13 @@ def test_the_file_is_bounded(tmp_path: Path) -> None:
     assert later.known(HERE, "5", 0.1)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"a b": 5}', '{"a b": {}}', "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", '{"a b": 5}', '{"a b": {}}', "\x00", "[" * 100_000),
+        '{"a b": {"rtt_s": 1, "brings_bps": 1, "streams": Infinity, "at": 1}}',
+    ],
+)
 def test_a_broken_file_tells_nothing_and_is_replaced(tmp_path: Path, text: str) -> None:
     """Whatever stands in the file, a peer starts, and writes what it learns."""
     file = tmp_path / "paths.json"
@@ -113,6 +120,43 @@ def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
     paths = Paths(tmp_path / "file" / "paths.json")
     paths.learn(HERE, THERE, facts())
     paths.save()
+
+
+def test_a_file_system_without_locks_keeps_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of networks have none: what was measured is written all the same."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(paths_module.fcntl, "flock", refuse)
+    paths = Paths(tmp_path / "paths.json")
+    paths.learn(HERE, THERE, facts())
+    paths.save()
+    assert Paths(tmp_path / "paths.json").known(HERE, THERE, 0.1)
+
+
+def test_one_that_holds_the_lock_for_ever_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was stopped while it wrote keeps nobody else from it."""
+    monkeypatch.setattr(paths_module, "_PATIENCE_S", 0.01)
+    paths = Paths(tmp_path / "paths.json")
+    paths.learn(HERE, THERE, facts())
+    with paths_module._alone(tmp_path):
+        paths.save()
+    assert Paths(tmp_path / "paths.json").known(HERE, THERE, 0.1)
+
+
+def test_what_could_not_be_written_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full loses nothing of it, and nothing is left behind there."""
+    paths = Paths(tmp_path / "paths.json")
+    paths.learn(HERE, THERE, facts())
+    with monkeypatch.context() as full:
+        full.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        paths.save()
+    assert list(tmp_path.iterdir()) == []
+    paths.save()
+    assert Paths(tmp_path / "paths.json").known(HERE, THERE, 0.1)
 
 
 def test_where_the_file_is(monkeypatch: pytest.MonkeyPatch) -> None:
