@@ -13,6 +13,10 @@ ACKNOWLEDGED = 52 / 2896  # of what comes: 52 bytes for each second segment of 1
 _AS_NEAR = 1.1  # times the round trip of the nearest donor
 
 
+class TooManyJoinsError(ConfigurationError):
+    """States would take all of the peers' time."""
+
+
 @dataclass(frozen=True, slots=True)
 class Newcomers:
     """each_hour: how often a peer leaves and comes back, or another in its place, as one that needs the
@@ -52,7 +56,7 @@ def with_newcomers(
     seconds = mean(state / _rate(swarm, one, at) for at, those in enumerate(donors) for one in those)
     share = newcomers.each_hour * seconds / HOUR
     if share >= 1:
-        raise ConfigurationError(
+        raise TooManyJoinsError(
             f"a state of {newcomers.state / 1e9:,.3g} GB takes {seconds:,.0f} s over these links, and each "
             f"peer comes every {HOUR / newcomers.each_hour:,.0f} s: nobody would ever calculate; tell fewer "
             "--joins-per-hour"

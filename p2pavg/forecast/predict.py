@@ -16,7 +16,7 @@ from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.evidence import FEW, Evidence, from_reports
 from p2pavg.forecast.fit import fits, more, told
 from p2pavg.forecast.inventory import Inventory, load
-from p2pavg.forecast.joins import JoinForecast, Newcomers, with_newcomers
+from p2pavg.forecast.joins import JoinForecast, Newcomers, TooManyJoinsError, with_newcomers
 from p2pavg.forecast.laws import (
     BYTES,
     EpochForecast,
@@ -107,6 +107,10 @@ def run_predict(args: argparse.Namespace) -> int:
     newcomers = _newcomers(evidence, args.joins_per_hour, len(swarm.members))
     terms = _Terms(evidence.overheads, Topology(args.plan), per_gb, newcomers)
     found, joins = terms.with_joins(job, swarm)
+    if newcomers.each_hour and joins is None:
+        raise ConfigurationError(
+            "no peer has a link to another that could give newcomers the state; leave --joins-per-hour out"
+        )
     figures = _figures(swarm, found, evidence.half_width, terms)
     places = sorted({member.region for member in swarm.members})
     figures["without"] = [
@@ -310,7 +314,10 @@ def _change(
 ) -> dict[str, float | None]:
     """The changes when a region is left out, as shares. before: with it."""
     fewer = swarm.only([i for i, member in enumerate(swarm.members) if member.region != region])
-    after = terms.epoch(job, fewer)
+    try:
+        after = terms.epoch(job, fewer)
+    except TooManyJoinsError:  # over the links that are left
+        return {"samples_per_second": -1.0, "dollars_per_million": None}
     costs = [
         dollars_per_million(found, terms.dollars_hour(found, who) or 0.0)
         for found, who in ((before, swarm), (after, fewer))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from p2pavg.allreduce.choosing import Topology
 from p2pavg.allreduce.partition import chunk_elements
 from p2pavg.errors import ConfigurationError
 from p2pavg.forecast.evidence import from_reports
@@ -18,6 +19,7 @@ from p2pavg.forecast.laws import (
     PAYLOAD,
     EpochForecast,
     LinkProfile,
+    Overheads,
     PeerProfile,
     Swarm,
     Workload,
@@ -25,6 +27,7 @@ from p2pavg.forecast.laws import (
     transfer,
     value_bytes,
 )
+from p2pavg.forecast.predict import _change, _Terms
 from tests.forecast.swarms import reports
 from tests.forecast.test_forecast_cli import figures, run
 
@@ -137,6 +140,18 @@ def test_joins_are_told_with_their_share_of_the_traffic(
     code, out, _ = run(capsys, *words, "--joins-per-hour", "6")
     assert code == 0
     assert "6 joins an hour: each downloads " in out
+    code, _, err = run(capsys, *words, "--joins-per-hour", "6", "--without", "eu")
+    assert code == 2
+    assert "give newcomers the state" in err
+
+
+def test_a_region_without_which_states_take_all_time_is_kept() -> None:
+    """The links that are left may be too thin for as many joins: that is no failure of the prediction."""
+    often, swarm = Newcomers(7000.0, STATE), three()
+    terms = _Terms(Overheads(), Topology.FLAT, None, often)
+    apart = replace(swarm, members=[replace(swarm.members[0], region="uk"), *swarm.members[1:]])
+    found = _change(terms.epoch(JOB, apart), JOB, apart, "uk", terms)
+    assert found == {"samples_per_second": -1.0, "dollars_per_million": None}
 
 
 def test_joins_need_reports_that_tell_the_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
