@@ -40,6 +40,10 @@ def summary(run: Run, prices: PriceTable | None = None) -> dict[str, Any]:
         counts = report.discarded_samples or (0,) * len(report.discarded_why)
         for why, count in zip(report.discarded_why, counts, strict=False):
             discarded[why] += count
+    lost: dict[tuple[int, str], int] = {}  # by epoch and peer; survivors may have heard of it at other times
+    for report in run.reports:
+        for peer, count in report.samples_lost.items():
+            lost[report.epoch, peer] = max(count, lost.get((report.epoch, peer), 0))
     wire = sum(report.wire_bytes_sent for report in run.reports)
     found = losses(run)
     made: dict[str, Any] = {
@@ -69,6 +73,7 @@ def summary(run: Run, prices: PriceTable | None = None) -> dict[str, Any]:
         "causes": _causes(reports),
         "samples_discarded": sum(report.samples_discarded for report in run.reports),
         "discarded_why": dict(discarded),
+        "samples_lost": sum(lost.values()),
         "lineages_most": max(len({report.lineage for report in row}) for row in epochs.values()),
         "loss_first": found[0][1] if found else None,
         "loss_last": found[-1][1] if found else None,
@@ -160,6 +165,11 @@ def words(made: Mapping[str, Any]) -> list[str]:
     if made["samples_discarded"]:
         why = ", ".join(f"{count} {reason}" for reason, count in made["discarded_why"].items())
         lines.append(f"discarded {counted(made['samples_discarded'], 'sample')}: {why}")
+    if made["samples_lost"]:
+        lines.append(
+            f"{counted(made['samples_lost'], 'sample')} of peers that died or were cut off were in no "
+            "average then; they are lost, but for those of peers that came back"
+        )
     if made["lineages_most"] > 1:
         lines.append(
             "at some epoch, parts of the swarm had averaged apart; the others' later reports say who healed"

@@ -130,10 +130,8 @@ class Resumable:
         return _start(saved)
 
 
-def _start(saved: Mapping[str, Any]) -> RunStart | None:
+def _start(saved: Mapping[str, Any]) -> RunStart:
     """Where the run stood. Raises StateError when that is malformed."""
-    if "history" not in saved:
-        return None
     try:
         rows = msgpack.unpackb(base64.b64decode(saved["history"]))
         return RunStart(int(saved["epoch"]), bytes.fromhex(saved["lineage"]), from_rows(rows))

@@ -53,7 +53,7 @@ class Saved(RunWrapper):
             StateError: when it is of another model or optimizer, or malformed.
         """
         state, ours = self._resumable.parted(state_dict)
-        options.check_saved(self.inner, state["param_groups"])
+        options.check_saved(self.inner, state)
         self._resumable.check(ours)
         if self.stands_at(state_dict):
             options.take(self.inner, state)

@@ -164,6 +164,9 @@ class RoundReport:
             words.append(counted(self.attempts, "attempt"))
         if self.samples_discarded:
             words.append(f"{self.samples_discarded:,} samples discarded")
+        if self.samples_lost:
+            lost, peers = sum(self.samples_lost.values()), counted(len(self.samples_lost), "peer")
+            words.append(f"{lost:,} samples lost with {peers}")
         return ", ".join(words)
 
     @property

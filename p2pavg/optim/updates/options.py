@@ -67,8 +67,9 @@ def take(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> Non
         group.update({name: value for name, value in saved.items() if name not in LOCAL_OPTIONS})
 
 
-def check_saved(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, Any]]) -> None:
-    """Raises StateError unless the groups of a state_dict() are those of such an optimizer."""
+def check_saved(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
+    """Raises StateError unless a state_dict() is that of such an optimizer, of parameters of these shapes."""
+    saved = state_dict["param_groups"]
     mine, theirs = ([len(group["params"]) for group in groups] for groups in (optimizer.param_groups, saved))
     if mine != theirs:
         _refuse(f"its groups have {_counts(theirs)} parameters, here {_counts(mine)}")
@@ -76,6 +77,32 @@ def check_saved(optimizer: torch.optim.Optimizer, saved: Sequence[Mapping[str, A
         for name in optimizer.defaults:
             if name in own and name not in group and name not in LOCAL_OPTIONS:
                 _refuse(f"it has no {name!r}, which {type(optimizer).__name__} needs")
+    for own, group in zip(optimizer.param_groups, saved, strict=True):
+        for param, number in zip(own["params"], group["params"], strict=True):
+            here = _tensors(optimizer.state.get(param))
+            for name, value in _tensors(state_dict["state"].get(number)).items():
+                if not _fits(optimizer, value, param, here.get(name)):
+                    _refuse(f"its {name!r} is {tuple(value.shape)} where a parameter is {tuple(param.shape)}")
+
+
+def _tensors(state: object) -> dict[str, torch.Tensor]:
+    """What an optimizer keeps of one parameter, by name."""
+    if not isinstance(state, Mapping):
+        return {}
+    return {str(name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+def _fits(
+    optimizer: torch.optim.Optimizer, saved: torch.Tensor, param: torch.Tensor, here: torch.Tensor | None
+) -> bool:
+    """Whether the optimizer may keep this of such a parameter. Those of torch keep what is as long as the
+    parameter in each dimension, or 1 where it holds means over one; others may keep anything.
+    """
+    if here is not None:
+        return here.shape == saved.shape
+    if not type(optimizer).__module__.startswith("torch.optim") or saved.dim() != param.dim():
+        return True
+    return all(kept in (1, size) for kept, size in zip(saved.shape, param.shape, strict=True))
 
 
 def _refuse(why: str) -> NoReturn:

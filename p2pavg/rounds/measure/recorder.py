@@ -51,6 +51,7 @@ class Recorder:
         self.state_bytes: Callable[[], int] = lambda: 0  # of the state that newcomers download
         self._relayed = self._spared = 0  # of these, what was reported
         self._epoch_start = time.monotonic()
+        self._is_first = True
         self._arrived_at: float | None = None
         self._waited = 0.0  # at boundaries of this epoch that led to no average
         self._idle = 0.0  # for other peers, before it computed
@@ -82,8 +83,13 @@ class Recorder:
         self._arrived_at = now
 
     def waited(self, seconds: float) -> None:
-        """The training thread waited for other peers, and did not compute."""
-        self._idle += seconds
+        """The training thread waited for other peers, and did not compute. The first epoch begins when those
+        are there for which a script waits before it trains.
+        """
+        if self._is_first:
+            self._epoch_start += seconds
+        else:
+            self._idle += seconds
         at, samples, steps = self._seen
         self._seen = (at + seconds, samples, steps)
 
@@ -222,7 +228,7 @@ class Recorder:
         return report
 
     def _new_epoch(self, now: float) -> None:
-        self._epoch_start = now
+        self._epoch_start, self._is_first = now, False
         self._arrived_at = None
         self._waited = 0.0
         self._idle = self._stretched = 0.0

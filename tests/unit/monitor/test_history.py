@@ -99,10 +99,13 @@ def test_failures_are_told_in_words(tmp_path: Path) -> None:
     reports = run_of(2)
     fields = {"attempts": 2, "causes": ("abc: no heartbeat",), "samples_discarded": 5, "lineage": "dd" * 32}
     values = {"discarded_why": ("healed",), "discarded_samples": (5,)}
-    reports.append(report(**{**fields, **values, "epoch": 1, "peer": "cc" * 20, "finished_at": 1020.0}))
+    values |= {"samples_lost": {"ee" * 20: 144}}
+    for peer in ("cc" * 20, "dd" * 20):  # both tell of the one that died
+        reports.append(report(**{**fields, **values, "epoch": 1, "peer": peer, "finished_at": 1020.0}))
     said = "\n".join(history.words(history.summary(reading.load([write(tmp_path / "r.jsonl", reports)]))))
-    assert "1 attempt failed and had to be made again: abc: no heartbeat (1)" in said
-    assert "discarded 5 samples: 5 healed" in said
+    assert "1 attempt failed and had to be made again: abc: no heartbeat (2)" in said
+    assert "discarded 10 samples: 10 healed" in said
+    assert "144 samples of peers that died or were cut off" in said
     assert "averaged apart" in said
 
 

@@ -162,6 +162,15 @@ def test_loading_the_present_state_changes_nothing(swarm: FakeSwarm, options: di
     opt.close()
 
 
+def stepped(params: list[torch.Tensor]) -> torch.optim.SGD:
+    """An optimizer that has a momentum of each of these."""
+    optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    return optimizer
+
+
 STRANGE: dict[str, tuple[Any, str]] = {
     "nothing": ({}, "takes what state_dict"),
     "None": (None, "takes what state_dict"),
@@ -175,6 +184,11 @@ STRANGE: dict[str, tuple[Any, str]] = {
         "have 1, 1, 1, 1",
     ),
     "a damaged part": ({"p2pavg": 3}, "malformed"),
+    "a part without a history": ({"p2pavg": {"epoch": 1}}, "malformed"),
+    "other shapes": (
+        lambda params: stepped([torch.zeros(9, *p.shape[1:]) for p in params]),
+        "where a parameter is",
+    ),
     "a damaged history": ({"p2pavg": {"history": "x", "epoch": 1}}, "malformed"),
 }
 

@@ -57,7 +57,8 @@ def test_a_report_prints_as_one_line() -> None:
     found = report(links=(link(12_300_000, Distance.REGION),))
     plain = "epoch 3: 2 peers, 1,000 samples in 10.00 s, calculation 8.00, communication 1.60, 12.3 MB sent"
     assert str(found) == plain
-    assert str(replace(found, attempts=2, samples_discarded=5)) == f"{plain}, 2 attempts, 5 samples discarded"
+    bad = replace(found, attempts=2, samples_discarded=5, samples_lost={"dd" * 20: 144})
+    assert str(bad) == f"{plain}, 2 attempts, 5 samples discarded, 144 samples lost with 1 peer"
 
 
 @settings(deadline=None)

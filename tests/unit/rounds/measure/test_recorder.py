@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from p2pavg.report import RoundReport
 from p2pavg.rounds.machine import actions as act
+from p2pavg.rounds.measure import recorder as recorder_module
 from p2pavg.rounds.measure.link_meter import Moved, Wire
 from p2pavg.rounds.measure.recorder import Recorder
 from p2pavg.rounds.protocol.ballot import Ballot
@@ -57,3 +60,19 @@ def test_samples_that_went_with_a_dead_peer_are_named_once() -> None:
     assert finished(3, ME, OTHER) == {DEAD.hex(): 12}
     assert finished(4, ME) == {}
     assert RoundReport.from_dict(made[0].to_dict()).samples_lost == {DEAD.hex(): 12}
+
+
+def test_what_a_script_waits_for_before_it_trains_is_of_no_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty seconds for the others, and one of training, are an epoch of one; later waits are of theirs."""
+    now = 100.0
+    monkeypatch.setattr(recorder_module.time, "monotonic", lambda: now)
+    recorder = Recorder("run", ME, "none", NoLinks(), lambda report: None)  # type: ignore[arg-type]
+    told = []
+    for epoch in (0, 1):
+        now += 20.0
+        recorder.waited(20.0)
+        now += 1.0
+        recorder.arrived(now)
+        told.append(recorder.finished(commit(epoch, ME, OTHER), 0.0, {}, 1, (), {}, None))
+    assert [report.seconds_total for report in told] == [1.0, 21.0]
+    assert [report.seconds_waiting for report in told] == [0.0, 20.0]
