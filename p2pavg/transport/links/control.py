@@ -33,6 +33,7 @@ class ControlConnection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.last_heard = time.monotonic()
+        self.local_host = ""  # the address of this side; empty: the system does not know it
         self._transport: asyncio.Transport | None = None
         self._sock: socket.socket | None = None
         self._acked = 0  # bytes, when they last became more
@@ -108,12 +109,6 @@ class ControlConnection(asyncio.Protocol):
             self._acked, self._moved_at = acked, now
         return now - self._moved_at
 
-    @property
-    def local_host(self) -> str:
-        """The address of this side; empty: the system does not know it."""
-        name = None if self._transport is None else self._transport.get_extra_info("sockname")
-        return normalise(name)[0] if name else ""
-
     # -- use
 
     async def read(self) -> dict[str, Any]:
@@ -170,6 +165,8 @@ class ControlConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has its methods
         self._transport.set_write_buffer_limits(high=MAX_QUEUED_BYTES)
+        if name := transport.get_extra_info("sockname"):
+            self.local_host = normalise(name)[0]
 
     def data_received(self, data: bytes) -> None:
         self.last_heard = time.monotonic()

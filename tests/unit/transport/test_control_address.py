@@ -21,6 +21,10 @@ from p2pavg.transport.links.control import ControlConnection
 )
 def test_one_address_has_one_form(name: Any, host: str) -> None:
     """IPv4 at a socket of both families is told as IPv4, so that no address seems to change."""
+    transport: Any = SimpleNamespace(
+        get_extra_info=lambda what: name, set_write_buffer_limits=lambda high: None
+    )
     connection = ControlConnection()
-    connection._transport = SimpleNamespace(get_extra_info=lambda what: name)  # type: ignore[assignment]
+    connection.connection_made(transport)
+    transport.get_extra_info = None  # as of a TLS connection that has ended
     assert connection.local_host == host

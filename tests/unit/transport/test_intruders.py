@@ -458,7 +458,7 @@ def test_impossible_samples(
     """
     if not checked:
         monkeypatch.setattr(leading, "plausible", lambda *_: True)
-        monkeypatch.setattr(member, "plausible", lambda *_: True)
+        monkeypatch.setattr(member, "all_plausible", lambda *_: True)
     calm = Calm(3, latency=0.01)
     calm.epochs(2)
     machine = calm.leader.machine
@@ -499,7 +499,7 @@ def test_a_forged_begin(checked: bool, forged: str, monkeypatch: pytest.MonkeyPa
     wrong = held.rank if forged == "the own samples" else (held.rank + 1) % len(told)
     told[wrong] = (7, 7.0) if forged == "the own samples" else (10, 1e9)
     if not checked:
-        monkeypatch.setattr(member, "plausible", lambda *_: True)
+        monkeypatch.setattr(member, "all_plausible", lambda *_: True)
         held.declared[held.wait] = told[held.rank]
     samples, weights = zip(*told, strict=True)
     waits = tuple(held.wait for _ in told)
