@@ -80,8 +80,8 @@ class Member:
         core.hold(Holding(ballot, seats, rank, message.plan, core.now))
         # The leader has readmitted these members, so that its successor counts them, too.
         excluded = core.epoch_state.excluded
-        for other in excluded.keys() & message.members if excluded else ():
-            if excluded[other] in FORGIVABLE:
+        for other in message.members if excluded else ():
+            if excluded.get(other) in FORGIVABLE:
                 core.readmit(other)
         core.act(OpenJob(ballot.transfer, ballot, seats, message.plan))
         core.trace(TraceKind.PROPOSED, attempt=ballot.attempt, leader=ballot.leader, members=len(seats))
