@@ -30,6 +30,7 @@ from p2pavg.forecast.laws import (
 )
 from p2pavg.identity import SHORT_ID_DIGITS
 from p2pavg.report import LinkReport, MemoryReport, RoundReport
+from p2pavg.report.distance import Distance
 
 K = TypeVar("K", int, str, tuple[int, int])
 V = TypeVar("V")
@@ -233,6 +234,7 @@ def _links(rounds: Sequence[RoundReport], order: Mapping[str, int]) -> dict[tupl
     ]
     trips = _grouped((way, link.rtt_s) for way, link, _ in ways if link.rtt_s > 0)
     streams = _medians((way, max(1, link.streams)) for way, link, _ in ways)
+    on_host = {way for way, link, _ in ways if link.distance is Distance.HOST}
     seen = _highest((way, link.rate_bps / 8) for way, link, _ in ways)
     rates = _highest((way, link.rate_bps / 8) for way, link, told in ways if told)
     window = max((link.window_bytes for _, link, told in ways if told or not rates), default=0)
@@ -242,7 +244,7 @@ def _links(rounds: Sequence[RoundReport], order: Mapping[str, int]) -> dict[tupl
         if way not in rates:  # as fast as its ends are with others, if windows let it be
             ends = (max(one for pair, one in seen.items() if pair[end] == way[end]) for end in (0, 1))
             rate = max(rate, min(*ends, count * window / trip if trip and window else math.inf))
-        found[way] = LinkProfile(trip, rate, count)
+        found[way] = LinkProfile(trip, rate, count, way in on_host)
     return found
 
 

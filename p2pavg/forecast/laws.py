@@ -57,12 +57,13 @@ class PeerProfile:
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
     """Between two peers, one way. rtt in seconds, rate in bytes/s over all streams, of which there are
-    `streams`.
+    `streams`. on_host: both are on one machine, and no traffic leaves it.
     """
 
     rtt: float
     rate: float
     streams: int = 16
+    on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,13 +307,15 @@ def smallest_target(swarm: Swarm, found: EpochForecast, efficiency: float | None
 
 
 def dollars_per_hour(
-    found: EpochForecast, members: Sequence[PeerProfile], per_gb: Mapping[tuple[str, str], float]
+    found: EpochForecast, swarm: Swarm, per_gb: Mapping[tuple[str, str], float]
 ) -> tuple[float, float]:
     """(rent, traffic) in dollars an hour. per_gb: dollars for 1e9 bytes from one region to another."""
+    members, links = swarm.members, swarm.links
     rent = sum(member.dollars_hour for member in members)
     per_epoch = sum(
         count / 1e9 * per_gb.get((members[i].region, members[j].region), 0.0)
         for (i, j), count in found.wire.items()
+        if (i, j) not in links or not links[i, j].on_host
     )
     return rent, per_epoch * HOUR / found.total
 

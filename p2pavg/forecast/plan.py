@@ -118,7 +118,7 @@ def _told(judge: Judge, plan: MachinePlan) -> dict[str, Any]:
     """The plan with its prediction by the laws."""
     swarm = judge.swarm(plan.counts)
     found = epoch(judge.inventory.job, swarm, judge.overheads)
-    _, traffic = dollars_per_hour(found, swarm.members, judge.inventory.per_gb)
+    _, traffic = dollars_per_hour(found, swarm, judge.inventory.per_gb)
     return _brief(judge, plan) | found.to_dict(plan.dollars_hour) | {"dollars_per_hour_traffic": traffic}
 
 

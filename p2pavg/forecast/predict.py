@@ -91,7 +91,7 @@ class _Terms:
     def dollars_hour(self, found: EpochForecast, swarm: Swarm) -> float | None:
         if self.per_gb is None:
             return None
-        return sum(dollars_per_hour(found, swarm.members, self.per_gb))
+        return sum(dollars_per_hour(found, swarm, self.per_gb))
 
 
 def run_predict(args: argparse.Namespace) -> int:
@@ -268,6 +268,8 @@ def _priced(
     told = dict(per_gb)
     for (i, j), link in swarm.links.items():
         here, there = members[i].region, members[j].region
+        if link.on_host:
+            continue
         if here and there:
             told[here, there] = prices.between(here, there)
         else:
@@ -284,11 +286,13 @@ def _figures(swarm: Swarm, found: EpochForecast, half_width: float, terms: _Term
         ends = members[i].region, members[j].region
         named = f"{ends[0] or '?'} to {ends[1] or '?'}"
         between[named] = between.get(named, 0.0) + count
-        rtt = swarm.links[i, j].rtt if (i, j) in swarm.links else 0.0
-        of = traffic.setdefault(distance(*ends, same_host=False, rtt_s=rtt), {"bytes": 0.0, "dollars": 0.0})
+        link = swarm.links.get((i, j)) or LinkProfile(0.0, 0.0)
+        where = distance(*ends, same_host=link.on_host, rtt_s=link.rtt)
+        of = traffic.setdefault(where, {"bytes": 0.0, "dollars": 0.0})
         million = 1e6 * count / found.samples
         of["bytes"] += million
-        of["dollars"] += million / 1e9 * (terms.per_gb or {}).get(ends, 0.0)
+        if not link.on_host:
+            of["dollars"] += million / 1e9 * (terms.per_gb or {}).get(ends, 0.0)
     parts = {member.region: 0.0 for member in members}
     for member, share in zip(members, found.transfer.shares, strict=True):
         parts[member.region] += share

@@ -149,7 +149,7 @@ class Judge:
     def _judged(self, counts: tuple[int, ...]) -> MachinePlan:
         swarm = self.swarm(counts)
         found = epoch(self.inventory.job, swarm, self.overheads)
-        rent, traffic = dollars_per_hour(found, swarm.members, self.inventory.per_gb)
+        rent, traffic = dollars_per_hour(found, swarm, self.inventory.per_gb)
         return MachinePlan(counts, found.samples_per_second, rent + traffic)
 
     def swarm(self, counts: Sequence[int]) -> Swarm:

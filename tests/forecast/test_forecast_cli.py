@@ -15,6 +15,7 @@ from p2pavg.forecast.evidence import from_reports
 from p2pavg.forecast.inventory import EXAMPLE
 from p2pavg.launch import swarm_file
 from p2pavg.report import MemoryReport
+from p2pavg.report.distance import Distance
 from tests.forecast.swarms import report, reports
 
 OFFERS = """
@@ -171,6 +172,21 @@ def test_traffic_is_told_by_class_of_link_with_its_dollars(
     assert sum(of["dollars"] for of in traffic.values()) == pytest.approx(found["dollars_per_million"])
     dearest = 1e6 / 400 / 1e9 * (0.125 * sent["us to eu"] + 0.5 * sent["eu to us"])
     assert traffic["world"]["dollars"] == pytest.approx(dearest)
+
+
+def test_traffic_on_one_host_costs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Peers of one machine mostly name no region, and their packets do not leave it: as in the report."""
+    told = tmp_path / "host.jsonl"
+    rows = [
+        replace(one, region="", links=tuple(replace(link, distance=Distance.HOST) for link in one.links))
+        for one in reports(10)
+    ]
+    told.write_text("".join(one.to_json() + "\n" for one in rows))
+    table = tmp_path / "prices.toml"
+    table.write_text("[gb]\nworld = 0.5\ncontinent = 0.5\nregion = 0.5\nzone = 0.5\n")
+    found = figures(capsys, "predict", "--from", str(told), "--prices", str(table))
+    assert found["traffic_per_million"].keys() == {"host"}
+    assert found["dollars_per_million"] == 0.0
 
 
 def test_a_type_that_reports_name_needs_no_speed(

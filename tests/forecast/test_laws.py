@@ -151,7 +151,7 @@ def test_dollars_are_rent_and_bytes_between_regions() -> None:
     """Rent by the hour, and what every epoch sends from region to region."""
     swarm = pair()
     found = epoch(Workload(1000, 1e9), swarm)
-    rent, traffic = dollars_per_hour(found, swarm.members, {("us", "eu"): 0.08})
+    rent, traffic = dollars_per_hour(found, swarm, {("us", "eu"): 0.08})
     assert rent == 3.0
     assert found.wire[0, 1] == pytest.approx(found.transfer.sent[0, 1] * 1500 / 1448)  # headers are paid for
     assert traffic == pytest.approx(found.wire[0, 1] / 1e9 * 0.08 * 3600 / found.total)
