@@ -336,6 +336,9 @@ class _Wire:
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def get_extra_info(self, name: str) -> None:
+        """It is no socket's."""
+
     def set_write_buffer_limits(self, high: int) -> None:
         pass
 
