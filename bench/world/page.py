@@ -67,8 +67,10 @@ def bars(verdict: dict[str, Any]) -> list[Row]:
         rows.append(("dollars for a million samples, and as foretold", "", f"{came:.2f}, {said:.2f}", None))
     if verdict.get("loss_of_one_process") is not None:
         apart = verdict["loss"] - verdict["loss_of_one_process"]
-        moved = verdict["loss_of_one_process_moved"] - verdict["loss_of_one_process"]
-        said = f"{apart:+.4f} (that process again, from weights 0.01% apart: {moved:+.4f})"
+        said = f"{apart:+.4f}"
+        if (again := verdict.get("loss_of_one_process_moved")) is not None:
+            moved = again - verdict["loss_of_one_process"]
+            said += f" (that process again, from weights 0.01% apart: {moved:+.4f})"
         rows.append(("loss above one process of the same algorithm", "≤ 0.002", said, apart <= 0.002))
     if (parallel := verdict.get("loss_of_data_parallel")) and not verdict["run"]["gradients"]:
         more = verdict["loss"] / parallel - 1
