@@ -273,9 +273,10 @@ def test_waiting_for_somebody_ends_with_enter(monkeypatch):
 
 
 def test_the_end_of_stdin_is_nobody_who_presses_enter(monkeypatch):
-    """A first peer that was started with </dev/null waits for others all the same, and its first report names
-    the wait as waiting.
+    """A first peer that was started with </dev/null waits for others all the same, and its first epoch begins
+    after that.
     """
+    started = time.monotonic()
     with open(os.devnull) as stdin, newcomer(run_id="waits") as opt:
         monkeypatch.setattr("sys.stdin", stdin)
         begun = time.monotonic()
@@ -286,5 +287,4 @@ def test_the_end_of_stdin_is_nobody_who_presses_enter(monkeypatch):
             opt.model(torch.randn(8, 8)).square().mean().backward()
             opt.step()
             opt.zero_grad()
-        assert opt.last_report.seconds_waiting >= 0.9 * waited
-        assert opt.last_report.seconds_calculation < opt.last_report.seconds_total - 0.9 * waited
+        assert opt.last_report.seconds_total < time.monotonic() - started - 0.9 * waited
