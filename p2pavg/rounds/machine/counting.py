@@ -229,11 +229,8 @@ class Counting:
     def consider(self) -> None:
         """Called after every event: is it time to propose?"""
         core, machine = self.core, self.machine
-        if core.out and core.here.joining is None:
-            if core.leader() is None:
-                machine.decisions.fail("nobody is left to average without this peer")
-            if core.own.boundary and core.out:
-                core.resume()  # the epoch goes on without this peer
+        if core.out:
+            machine.waiting.let_go()
         if core.proposal is not None or core.inquest is not None:
             if Timer.KEEPALIVE not in core.timers:
                 core.arm(Timer.KEEPALIVE, core.now + KEEPALIVE_S)

@@ -30,14 +30,21 @@ class Waiting:
         self._wait: tuple[PeerId | None, Ballot | None] = None, None
         self._since = 0.0
 
+    def let_go(self) -> None:
+        """This peer is left out of its epoch: no wait of its training thread leads to an average."""
+        core = self.core
+        if core.here.joining is not None:
+            return
+        if core.leader() is None:
+            self.machine.decisions.fail("nobody is left to average without this peer")
+        if core.own.boundary and core.out:
+            core.resume()  # the epoch goes on without this peer
+
     def awaited(self) -> PeerId | None:
         """The peer whose word the training thread, or the ballot that is held, waits for; None: no wait."""
         core, machine = self.core, self.machine
-        if core.out and core.here.joining is None:
-            if core.leader() is None:
-                machine.decisions.fail("nobody is left to average without this peer")
-            if core.own.boundary and core.out:
-                core.resume()  # the epoch goes on without this peer
+        if core.out:
+            self.let_go()
         if core.proposal is not None or core.inquest is not None:
             return None
         if core.holding is not None:

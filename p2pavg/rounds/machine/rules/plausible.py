@@ -12,9 +12,7 @@ MOST_HANDED = 16.0  # times what the whole swarm counts in the time that has pas
 
 def plausible(samples: int, weight: float, target: int, weighted: bool) -> bool:
     """Whether a contribution may have so many samples and this weight. weighted: as in `TrainingSpec`."""
-    if samples > MOST_TARGETS * target:
-        return False
-    return weight <= MOST_WEIGHT if weighted else weight == samples
+    return all_plausible((samples,), (weight,), target, weighted)
 
 
 def all_plausible(samples: Sequence[int], weights: Sequence[float], target: int, weighted: bool) -> bool:

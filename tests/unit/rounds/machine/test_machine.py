@@ -319,18 +319,28 @@ def test_what_the_leader_missed_while_the_link_came_up_is_said_again() -> None:
     ) == [5]
 
 
-def test_attempts_last_until_links_come_up() -> None:
-    """Two members without a link yet, and a target that needs both: the attempts are not used up at once."""
-    me, one, two, lineage = b"a" * 20, b"b" * 20, b"c" * 20, b"l" * 32
+def _leader_of_three() -> tuple[Machine, Progress]:
+    """A leader whose target needs two more, and what each of these tells it."""
+    me = b"a" * 20
     machine = Machine(
         Config(
-            me=me, run_id="r", epoch=0, lineage=lineage, target=3, plan=lambda members: Plan((Part(0, 0, 9),))
+            me=me,
+            run_id="r",
+            epoch=0,
+            lineage=b"l" * 32,
+            target=3,
+            plan=lambda members: Plan((Part(0, 0, 9),)),
         ),
         0.0,
     )
     machine.core.sticky = me
-    now = 0.0
-    told = replace(machine.core.progress(), samples=1, boundary=True, leader=me)
+    return machine, replace(machine.core.progress(), samples=1, boundary=True, leader=me)
+
+
+def test_attempts_last_until_links_come_up() -> None:
+    """Two members without a link yet, and a target that needs both: the attempts are not used up at once."""
+    machine, told = _leader_of_three()
+    me, one, two, lineage, now = machine.core.me, b"b" * 20, b"c" * 20, machine.core.here.lineage, 0.0
     queue: list[Event] = [PeerUp(peer, 0, lineage, leader=me) for peer in (one, two)]
     queue += [Received(peer, told) for peer in (one, two)]
     queue.append(LocalProgress(1, 1.0, at_boundary=True))
@@ -361,16 +371,8 @@ def test_who_lacks_a_link_that_comes_up_is_waited_for_once() -> None:
     """One end of a link knows of it before the other. So who has just come is asked again for a second, then
     left out; and at once when it comes back and says so again.
     """
-    me, one, two, lineage = b"a" * 20, b"b" * 20, b"c" * 20, b"l" * 32
-    machine = Machine(
-        Config(
-            me=me, run_id="r", epoch=0, lineage=lineage, target=3, plan=lambda members: Plan((Part(0, 0, 9),))
-        ),
-        0.0,
-    )
-    machine.core.sticky = me
-    now = 0.0
-    told = replace(machine.core.progress(), samples=1, boundary=True, leader=me)
+    machine, told = _leader_of_three()
+    me, one, two, lineage, now = machine.core.me, b"b" * 20, b"c" * 20, machine.core.here.lineage, 0.0
 
     def until_blamed(events: list[Event]) -> list[float]:
         """When each attempt began of which `one` says that it has no link to `two`, who has one."""
