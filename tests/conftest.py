@@ -19,6 +19,9 @@ from tests.warm.popen import Warm
 # Several processes share few cores here: a thread pool in each would only make them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# No test begins with what another one, or a user of this machine, measured of paths with the same addresses.
+os.environ["P2PAVG_PATHS"] = ""
+
 # In a fresh checkout hypothesis first builds tables of characters, for seconds.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")

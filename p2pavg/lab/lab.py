@@ -61,8 +61,13 @@ class RunningLab:
         return [str(ROUTER), "enter", str(self.state.pid), str(self._host(host).fd), *argv]
 
     def environment(self, host: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The environment of a process on a host: `base` (default: this process's), the lab and the host."""
+        """The environment of a process on a host: `base` (default: this process's), the lab and the host.
+
+        What is measured of the lab's paths is not kept where `base` names no file for it: other labs, and
+        networks that are real, have the same addresses.
+        """
         return {
+            "P2PAVG_PATHS": "",
             **(os.environ if base is None else base),
             state.ENVIRONMENT_NAME: self.name,
             "P2PAVG_LAB_HOST": host,

@@ -48,13 +48,14 @@ class Paths:
     def known(self, here: str, there: str, rtt_s: float) -> PathFacts | None:
         """What is known of the path between two addresses, if it still is the same one."""
         facts = self._known.get(_name(here, there))
-        if facts is None or time.time() - facts.at > OLDEST_S:
+        if facts is None or here == there or time.time() - facts.at > OLDEST_S:
             return None
         return facts if facts.rtt_s / _SAME_PATH <= rtt_s <= facts.rtt_s * _SAME_PATH else None
 
     def learn(self, here: str, there: str, facts: PathFacts) -> None:
         """Something was measured of a path."""
-        if self._file is not None and facts.rtt_s >= LEAST_RTT_S and (facts.brings_bps > 0 or facts.streams):
+        far = here != there and facts.rtt_s >= LEAST_RTT_S  # a busy machine is slow to answer itself
+        if self._file is not None and far and (facts.brings_bps > 0 or facts.streams):
             self._known[_name(here, there)] = self._learned[_name(here, there)] = facts
 
     def save(self) -> None:

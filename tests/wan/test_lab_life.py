@@ -82,6 +82,13 @@ def test_a_lab_ends_with_the_process_that_made_it() -> None:
     assert not state.directory(name).exists()
 
 
+def test_what_is_measured_in_a_lab_is_kept_where_a_file_is_named_for_it() -> None:
+    """Paths of a lab are no real ones with the same addresses, and none of the next lab."""
+    with Lab("lan-4") as lab:
+        assert lab.environment("a", {"HOME": "/root"})["P2PAVG_PATHS"] == ""
+        assert lab.environment("a", {"P2PAVG_PATHS": "/x"})["P2PAVG_PATHS"] == "/x"
+
+
 def test_who_enters_a_lab_that_goes_down_ends(name: str, tmp_path: Path) -> None:
     """A program that was on its way into a host when the lab looked for whom to end is not left in there."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")

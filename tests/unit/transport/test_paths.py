@@ -84,6 +84,20 @@ def test_old_near_and_unmeasured_paths_do_not_count(tmp_path: Path) -> None:
     )
 
 
+def test_a_machine_keeps_nothing_of_its_way_to_itself(tmp_path: Path) -> None:
+    """A busy machine answers itself late and brings little, which says nothing of its next run; what an
+    earlier version kept does not count.
+    """
+    file = tmp_path / "paths.json"
+    paths = Paths(file)
+    paths.learn(HERE, HERE, facts(rtt_s=0.02, brings_bps=1e6))
+    assert paths.known(HERE, HERE, 0.02) is None
+    paths.learn(HERE, THERE, facts(rtt_s=0.02))
+    paths.save()
+    file.write_text(file.read_text().replace(THERE, HERE))
+    assert Paths(file).known(HERE, HERE, 0.02) is None
+
+
 def test_the_file_is_bounded(tmp_path: Path) -> None:
     """Of more paths than fit the newest are kept."""
     file = tmp_path / "paths.json"
