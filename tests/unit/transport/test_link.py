@@ -208,7 +208,7 @@ class TestConnecting:
         a, b = await hosts(), await hosts()
         a.endpoint._paths = Paths(tmp_path / "paths.json")
         link = await a.connect(b)
-        link.rtt_min, link.brings_bps = 0.1, 5e7
+        link.rtt_min, link.brings_bps, link.address = 0.1, 5e7, ("192.0.2.1", link.address[1])
         await b.close()
         await a.until(lambda: a.down)
         a.endpoint.remember()
