@@ -20,7 +20,8 @@ from p2pavg.launch.ssh import Ssh
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_S = 60.0
-# As systemd's user manager: `enable --now` starts ExecStart, and again when a signal killed that.
+# As systemd's user manager: `enable --now` starts ExecStart, and again when SIGKILL ended that (a shell
+# takes the exit code 241, which a keeper has of a peer that SIGTERM ended, for a signal, too).
 SYSTEMCTL = """#!/bin/sh
 echo "$*" >> "$HOME/asked"
 case "$2" in
@@ -29,7 +30,7 @@ enable)
     unit="$HOME/.config/systemd/user/$4"
     grep -q '^Restart=on-abnormal' "$unit" || exit 1
     command=$(sed -n 's/^ExecStart=//p' "$unit")
-    setsid sh -c 'while :; do eval "$1"; [ $? -gt 128 ] && [ $? -ne 143 ] || exit; done' - "$command" \\
+    setsid sh -c 'while :; do eval "$1"; [ $? -eq 137 ] || exit; done' - "$command" \\
         > /dev/null 2>&1 < /dev/null & ;;
 esac
 """
