@@ -26,6 +26,7 @@ class CountedSocket(socket.socket):
 
     peer: bytes | None = None  # None: the other side has not proved its identity
     way: Way = Way.DIRECT
+    owned = False  # by a control connection, which alone closes it: its transport may go on for a while
     carried: Carried | None = None
     _known = Wire()  # its traffic when it was last read
     _ends: tcp_info.Ends | None = None

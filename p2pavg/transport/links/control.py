@@ -47,13 +47,15 @@ class ControlConnection(asyncio.Protocol):
         self._pause_s: Callable[[int], float] = lambda nbytes: 0.0
         self._paused = False
         self._lost: str | None = None
+        self._given_up = False
         self._anonymous = False  # whether the other side may do without a certificate
 
     @classmethod
     async def over(
         cls, sock: socket.socket, *, dialled: bool, credentials: Tls | None = None
     ) -> ControlConnection:
-        """Take over a connected socket on which both preambles have passed; with credentials, TLS begins.
+        """Take over a connected socket on which both preambles have passed; with credentials, TLS begins. The
+        socket is closed with the connection, and when this fails or is cancelled: nobody else may close it.
 
         Raises CredentialError when the other side has no right certificate, or accepts none of this side's,
         UnreachableError when the handshake fails otherwise, for example over damaged bytes.
@@ -61,6 +63,8 @@ class ControlConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         connection = cls()
         connection._sock = sock
+        if isinstance(sock, CountedSocket):
+            sock.owned = True
         connection._anonymous = credentials is not None and not credentials.mutual and not dialled
         tls: dict[str, Any] = {}
         if credentials is not None:
@@ -73,7 +77,10 @@ class ControlConnection(asyncio.Protocol):
                 await loop.create_connection(lambda: connection, sock=sock, **tls)
             else:
                 await loop.connect_accepted_socket(lambda: connection, sock, **tls)
-        except ssl.SSLError as error:
+        except BaseException as error:
+            connection._give_up()
+            if not isinstance(error, ssl.SSLError):
+                raise
             if not _is_about_certificates(error):
                 raise UnreachableError(f"the TLS handshake failed ({error.reason or error})") from None
             raise CredentialError(
@@ -160,10 +167,21 @@ class ControlConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def _give_up(self) -> None:
+        """A TLS transport that was made and not begun goes on when whoever made it is cancelled, over the
+        descriptor of the socket: it ends by itself, or when it says that it is there.
+        """
+        self._given_up = True
+        if self._transport is not None:
+            self._transport.abort()
+
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has its methods
+        if self._given_up:
+            self._transport.abort()
+            return
         self._transport.set_write_buffer_limits(high=MAX_QUEUED_BYTES)
         if name := transport.get_extra_info("sockname"):
             self.local_host = normalise(name)[0]

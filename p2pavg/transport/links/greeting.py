@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from p2pavg.credentials import Tls
@@ -42,17 +43,17 @@ async def as_dialler(
 
     Raises Refusal (of either side), ProtocolError, UnreachableError, OSError; then the socket is closed.
     """
-    connection: ControlConnection | None = None
-    try:
-        began = time.monotonic()
-        hello = b"" if credentials is not None else handshake.pack(mine.facts)
-        party = _party(mine, credentials)
+    began = time.monotonic()
+    hello = b"" if credentials is not None else handshake.pack(mine.facts)
+    party = _party(mine, credentials)
+    with _closing(sock):
         await wire.send(sock, handshake.preamble(handshake.CONTROL, party) + hello)
         try:
             handshake.parse_preamble(await wire.receive(sock, handshake.PREAMBLE_BYTES), party)
         except ProtocolError:
             raise UnreachableError("what answers there is not a p2pavg peer; check the address") from None
-        connection = await ControlConnection.over(sock, dialled=True, credentials=credentials)
+    connection = await ControlConnection.over(sock, dialled=True, credentials=credentials)
+    with _closing(connection):
         if credentials is not None:
             began = time.monotonic()
             connection.write(mine.facts)
@@ -69,9 +70,6 @@ async def as_dialler(
         connection.trust()
         connection.write({"sig": identity.sign(proofs.transcript(mine, theirs, mine))})
         handshake.raise_refusal(await connection.read())
-    except BaseException:
-        _close(sock, connection)
-        raise
     return Met(connection, mine, theirs, rtt)
 
 
@@ -89,11 +87,10 @@ async def as_listener(
     its identity. The other side is told a Refusal that either raises. Nothing is awaited between `admit` and
     the return. Raises like `as_dialler`.
     """
-    connection: ControlConnection | None = None
-    try:
-        party = _party(mine, credentials)
-        await wire.send(sock, handshake.preamble(handshake.CONTROL, party))
-        connection = await ControlConnection.over(sock, dialled=False, credentials=credentials)
+    with _closing(sock):
+        await wire.send(sock, handshake.preamble(handshake.CONTROL, _party(mine, credentials)))
+    connection = await ControlConnection.over(sock, dialled=False, credentials=credentials)
+    with _closing(connection):
         theirs = handshake.parse_hello(await connection.read())
         try:
             handshake.check_key(theirs, _proven_key(connection))
@@ -111,9 +108,6 @@ async def as_listener(
             raise
         connection.trust()
         connection.write({"ok": True})
-    except BaseException:
-        _close(sock, connection)
-        raise
     return Met(connection, theirs, mine, rtt)
 
 
@@ -130,8 +124,11 @@ def _proven_key(connection: ControlConnection) -> bytes | None:
         raise Refusal("credentials", str(error)) from None
 
 
-def _close(sock: socket.socket, connection: ControlConnection | None) -> None:
-    if connection is None:
-        sock.close()
-    else:
-        connection.close()
+@contextmanager
+def _closing(opened: socket.socket | ControlConnection) -> Iterator[None]:
+    """Close it when the block fails, or is cancelled."""
+    try:
+        yield
+    except BaseException:
+        opened.close()
+        raise

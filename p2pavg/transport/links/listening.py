@@ -140,7 +140,7 @@ class Listener:
     def _served(self, sock: CountedSocket, task: asyncio.Task[None]) -> None:
         self._half_open.remove(sock)
         del self._tasks[sock]
-        if task.cancelled():
+        if task.cancelled() and not sock.owned:
             sock.close()  # the task may not have begun, and so not have closed the socket itself
 
     def _cut(self, sock: CountedSocket) -> None:
