@@ -87,8 +87,8 @@ class Meetings:
         if not ways or not ways[0].done() or not ways[0].result():
             ways.append(self._spawn(self._relayed(peer, helpers)))
         for done in asyncio.as_completed(ways):
-            if await done:
-                break
+            if await done and peer in self._endpoint.links:
+                break  # else the relayed link has just given way to the direct one, which is not there yet
         if ways[0].done() and len(ways) == 2 and ways[0].result():
             ways[1].cancel()  # a direct link is there
         return peer in self._endpoint.links

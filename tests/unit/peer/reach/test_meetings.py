@@ -13,7 +13,7 @@ import pytest
 from p2pavg.credentials import Authority
 from p2pavg.errors import UnreachableError
 from p2pavg.membership.table.address import wildcard
-from p2pavg.peer.reach import errands, meetings
+from p2pavg.peer.reach import meetings
 from p2pavg.transport.links.carried import CountedSocket, Way
 from p2pavg.transport.links.streams import keeper as stream_keeper
 from p2pavg.transport.ways import hole
@@ -96,9 +96,6 @@ async def test_who_cannot_come_says_so_at_once(monkeypatch: pytest.MonkeyPatch) 
     """When no member tells the other side its port, it refuses, and the side that asked turns to a relay
     without waiting for an answer that does not come.
     """
-    monkeypatch.setattr(meetings, "PASS_S", 3600.0)
-    monkeypatch.setattr(errands, "PASS_S", 3600.0)
-    monkeypatch.setattr(meetings.punching, "relay_after_s", lambda rtt_s: 3600.0)
     async with three() as (one, two, _):
 
         async def unobserved(*_: Any) -> Any:
@@ -111,6 +108,7 @@ async def test_who_cannot_come_says_so_at_once(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_a_meeting_that_takes_long_does_not_delay_the_relay(monkeypatch: pytest.MonkeyPatch) -> None:
     """The relayed link is there while the two still try to meet, and the direct one takes its place."""
+    monkeypatch.setattr(meetings.punching, "relay_after_s", lambda rtt_s: 0.0)
     async with three() as (one, two, _):
         met, meet = asyncio.Event(), Hole.meet
 
@@ -124,6 +122,29 @@ async def test_a_meeting_that_takes_long_does_not_delay_the_relay(monkeypatch: p
         met.set()
         await until(lambda: one.endpoint.links.get(two.id) and one.link_to(two).way is Way.PUNCHED)
         await until(lambda: two.endpoint.links.get(one.id) and two.link_to(one).way is Way.PUNCHED)
+
+
+async def test_a_relayed_link_that_gives_way_to_a_direct_one_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the two there is no link for a moment: whoever asked for one waits for the direct one."""
+    monkeypatch.setattr(meetings.punching, "relay_after_s", lambda rtt_s: 0.0)
+    async with three() as (one, two, _):
+        gone, mine = asyncio.Event(), one.introductions._meetings
+        punched = mine._punched
+
+        async def relayed(*_: Any) -> bool:
+            gone.set()
+            return True
+
+        async def late(*args: Any) -> bool:
+            await gone.wait()
+            return await punched(*args)
+
+        monkeypatch.setattr(mine, "_relayed", relayed)
+        monkeypatch.setattr(mine, "_punched", late)
+        assert await one.introductions.meet(two.id)
+        await is_whole(one, two, Way.PUNCHED)
 
 
 async def test_another_member_is_asked_when_the_first_cannot_tell_the_other_side() -> None:
@@ -169,7 +190,6 @@ async def test_two_peers_of_both_families_meet_by_the_one_that_passes(
     """The family of the other side's link to the member comes first, and then the other one, at the address
     that the member announces.
     """
-    monkeypatch.setattr(meetings.punching, "relay_after_s", lambda rtt_s: 3600.0)
     tried: list[int] = []
     meet = Hole.meet
 
