@@ -208,14 +208,24 @@ void Job::supply(uint32_t ready) {
     if (contributes(spec.rank)) send_contributions(before, now);
 }
 
+// All parts advance together: a deputy that got one after the other would use its links to owners one after the other.
+Item Job::frame(Kind kind, uint32_t rank, uint32_t chunk, bool repeat) {
+    const auto [part, index] = std::pair(chunks_[chunk].part, uint64_t{chunks_[chunk].index});
+    const uint64_t chunks = first_chunk_[part + 1] - first_chunk_[part];
+    return {kind, repeat, rank, chunk, 0, shared_from_this(), {}, 0, static_cast<double>(2 * index + 1) / (2 * chunks)};
+}
+
 void Job::send_contributions(uint32_t first, uint32_t end) {
     std::vector<std::vector<Item>> items(links_.size());
     for (uint32_t c = first; c < end; ++c) {
         if (place(c).reduces || !(place(c).upward > 0)) continue;
-        items[parent(c)].push_back({Kind::contribution, false, parent(c), c, 0, shared_from_this(), {}});
+        items[parent(c)].push_back(frame(Kind::contribution, parent(c), c));
     }
-    for (uint32_t rank = 0; rank < links_.size(); ++rank)
+    for (uint32_t rank = 0; rank < links_.size(); ++rank) {
+        std::stable_sort(items[rank].begin(), items[rank].end(),
+                         [](const Item &a, const Item &b) { return a.turn < b.turn; });
         if (!items[rank].empty()) links_[rank]->push(std::move(items[rank]));
+    }
 }
 
 bool Job::find(uint32_t part, uint32_t index, uint32_t &chunk) const {
@@ -339,7 +349,7 @@ void Job::resend(uint32_t rank, const ChunkNames &contributions, const ChunkName
             uint32_t c;
             if (!find(part, index, c) || !(kind == Kind::result ? is_child(c, rank) : receiver(c) == rank)) continue;
             // A chunk that was never sent is still queued, or is queued once it is ready.
-            if (sent_flag(rank, c).load()) items.push_back({kind, true, rank, c, 0, shared_from_this(), {}});
+            if (sent_flag(rank, c).load()) items.push_back(frame(kind, rank, c, true));
         }
     };
     again(Kind::contribution, contributions);

@@ -151,6 +151,7 @@ class Job : public Receiver, public std::enable_shared_from_this<Job> {
     static bool fits(const Header &header, uint32_t length);
     bool contributes(uint32_t rank) const { return start_.weights[rank] > 0; }
     bool supplied(uint32_t chunk) const { return chunk < supplied_.load(std::memory_order_acquire); }
+    Item frame(Kind kind, uint32_t rank, uint32_t chunk, bool repeat = false);
     void send_contributions(uint32_t first, uint32_t end);
     void send_one(Kind kind, uint32_t rank, uint32_t chunk);
     P2pavgTerm own_term(const Chunk &chunk) const;

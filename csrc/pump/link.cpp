@@ -25,6 +25,14 @@ std::deque<Item> &Link::queue_of(const Item &item) {
     return item.job->is_voter(item.rank) ? results_ : joiners_;
 }
 
+void Link::put(Item item) {
+    std::deque<Item> &queue = queue_of(item);
+    auto at = queue.end();
+    if (item.kind == Kind::contribution)
+        while (at != queue.begin() && std::prev(at)->job == item.job && std::prev(at)->turn > item.turn) --at;
+    queue.insert(at, std::move(item));
+}
+
 std::vector<std::shared_ptr<Stream>> Link::take_idle(size_t most) {
     std::vector<std::shared_ptr<Stream>> taken;
     while (!idle_.empty() && taken.size() < most) {  // the stream that has been idle longest comes first
@@ -39,7 +47,7 @@ void Link::push(std::vector<Item> items) {
     {
         std::lock_guard lock(mutex_);
         woken = take_idle(items.size());
-        for (Item &item : items) queue_of(item).push_back(std::move(item));
+        for (Item &item : items) put(std::move(item));
     }
     for (auto &stream : woken) stream->wake();
 }

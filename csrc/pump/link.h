@@ -47,6 +47,7 @@ struct Item {
     std::shared_ptr<Job> job = {};
     std::shared_ptr<OutBlob> blob = {};
     uint64_t not_over = 0;  // uid of the stream that must not take it
+    double turn = 0;  // contributions of one job leave by it, lowest first: how far into its part the chunk is, 0 to 1
 
     uint64_t transfer() const;
 };
@@ -102,6 +103,7 @@ class Link {
     static constexpr double kNever = std::numeric_limits<double>::infinity();
     static constexpr double kAnswerS = 1.0;
     std::deque<Item> &queue_of(const Item &item);
+    void put(Item item);
     std::vector<std::shared_ptr<Stream>> take_idle(size_t most);
 
     mutable std::mutex mutex_;

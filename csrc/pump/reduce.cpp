@@ -173,7 +173,7 @@ uint8_t *Job::mean_of(uint32_t index) {
 
 void Job::send_one(Kind kind, uint32_t rank, uint32_t index) {
     std::vector<Item> one;
-    one.push_back({kind, false, rank, index, 0, shared_from_this(), {}});
+    one.push_back(frame(kind, rank, index));
     links_[rank]->push(std::move(one));
 }
 

@@ -155,8 +155,10 @@ class Job:
         else:
             priority = Priority.RESULT if self.spec.voters[rank] else Priority.JOINER
         transfer, reducer = self.spec.transfer, self.reducer
+        turn = self._ledger.turn
         items = [
-            Item(priority, kind, transfer, rank, number, reducer=reducer, repeat=repeat) for number in numbers
+            Item(priority, kind, transfer, rank, number, reducer=reducer, turn=turn(number), repeat=repeat)
+            for number in sorted(numbers, key=turn)
         ]
         self._put(self.spec.links[rank], items)
 

@@ -119,6 +119,13 @@ class Ledger:
         """Whether this peer adds up contributions to the chunk."""
         return self._reduces[self.chunks[number].part]
 
+    def turn(self, number: int) -> float:
+        """How far into its part the chunk is, from 0 to 1. All parts advance together: a deputy that got one
+        after the other would use its links to owners one after the other.
+        """
+        part, index = self.chunks[number].part, self.chunks[number].index
+        return (index + 0.5) / (self._first[part + 1] - self._first[part])
+
     def is_partial(self, rank: int, number: int) -> bool:
         """Whether `rank` contributes a partial mean to the chunk, in the result codec."""
         return self._job.plan.sends_partial(self.chunks[number].part, rank)

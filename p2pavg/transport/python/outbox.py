@@ -33,6 +33,7 @@ class Item:
     number: int = 0  # of the chunk: in the job's vector, or in the blob
     data: bytes | memoryview = b""  # of heartbeats and blobs
     reducer: Reducer | None = None  # of contributions and results
+    turn: float = 0.0  # contributions of one job leave by it, lowest first
     repeat: bool = False
     not_over: int | None = None  # the number of a stream: other ones send it
     stale: bool = False  # its transfer is over: nobody is told when it is gone
@@ -44,7 +45,7 @@ class Item:
 
 
 class Outbox:
-    """One queue per priority; each job's chunks leave in the order in which they were put."""
+    """One queue per priority. A job's contributions leave by their turns, its results as they were put."""
 
     def __init__(self) -> None:
         self._queues: tuple[deque[Item], ...] = tuple(deque() for _ in Priority)
@@ -69,7 +70,11 @@ class Outbox:
             if item.key in self._waiting:
                 return
             self._waiting.add(item.key)
-        queue.append(item)
+        at = len(queue)
+        if item.priority is Priority.CONTRIBUTION:
+            while at and queue[at - 1].transfer == item.transfer and queue[at - 1].turn > item.turn:
+                at -= 1
+        queue.insert(at, item)
 
     def heartbeat(self, kind: Kind) -> Item | None:
         """The heartbeat of this kind that waits."""

@@ -5,13 +5,15 @@ back.
 from __future__ import annotations
 
 import asyncio
+import socket
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from p2pavg.transport.frames import Kind
 from tests.unit.transport.engine_swarm import Swarm, poll, two_levels
-from tests.unit.transport.test_engine import frame, kinds, send, swarm_of
+from tests.unit.transport.test_engine import frame, kinds, read_frame, send, swarm_of
 
 __all__ = ["kinds", "swarm_of"]  # fixtures
 
@@ -79,6 +81,28 @@ class TestTwoLevels:
             if i // 3 != j // 3
         )
         assert crossing <= 1.05 * 2 * len(reduction.results[0])
+
+    @pytest.mark.parametrize("growing", [False, True], ids=["whole", "growing"])
+    async def test_parts_leave_together(self, swarm_of, growing):
+        """A deputy gets the chunks of all its parts by turns, so that it uses its links to all owners from
+        the beginning; also of a contribution that is encoded while it flows, and waits for a slow link.
+        """
+        reduction = two_levels((2, 2), pre_encoded=growing, numel=1_600_000)
+        swarm = swarm_of(4, streams=0)
+        wire = swarm.wire(1, 0)
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
+        reduction.open(swarm, [1])
+        if growing:
+            swarm.engines[1].begin(7, replace(reduction.begin(1), ready=0))
+            for ready in range(0, 1700, 100):
+                swarm.engines[1].supply(7, ready)
+        else:
+            reduction.start(swarm, [1])
+        sent = [(await read_frame(wire))[0] for _ in range(800)]
+        waited = sent[600 if growing else 0 :]
+        assert {header.part for header in waited} == {0, 2}
+        chunks = [header.chunk for header in waited]  # each part has 400
+        assert chunks == sorted(chunks)
 
     @pytest.mark.parametrize("swaps", [False, True], ids=["result", "swap"])
     async def test_a_joiner_behind_a_deputy(self, swarm_of, swaps):
