@@ -226,6 +226,12 @@ class RunWrapper(Wrapper):
         if dropped:
             self._training.refused(dropped, HALF_CHANGED)
 
+    def call_off(self) -> None:
+        """Have `step()` wait for others no longer than for a round that counts on what it brought, as this
+        peer is about to leave: call `close` then. Any thread may call this.
+        """
+        self._training.call_off()
+
     def close(self, notice_s: float | None = None) -> None:
         """Leave the swarm. The model's parameters become ordinary ones, without gradients.
 

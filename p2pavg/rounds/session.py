@@ -94,7 +94,7 @@ class Session:
         self.attention = False
         self._word = threading.Event()  # the loop thread may want this peer at a boundary now
         self.leads = False  # this peer is the leader
-        self.catching_up = False  # it applies what the others made without it
+        self._catching_up = False
         self.at_boundary = False
         self._step_began = self._since
         self.step_seconds = 0.0  # of the last step, without waiting
@@ -112,6 +112,11 @@ class Session:
     def epoch(self) -> int:
         """The epoch that is being accumulated."""
         return self._epoch
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether this peer applies what the others made without it, and goes on to do so."""
+        return self._catching_up and not self.called_off.is_set()
 
     def samples(self) -> int:
         """Samples counted since the last average that included them."""
@@ -324,6 +329,10 @@ class Session:
         self._target = target
         self.stop_at = math.inf if others is None else max(1, target - others)
         self._word.set()
+
+    def set_catching_up(self, catching_up: bool) -> None:
+        """Whether this peer applies what the others made without it."""
+        self._catching_up = catching_up
 
     def set_attention(self, wanted: bool) -> None:
         """Whether this peer is wanted at its next boundary, however many samples it has."""

@@ -1,4 +1,6 @@
-"""SIGTERM: optimizers leave their runs at the next step(), within their notice; then the process ends."""
+"""SIGTERM: optimizers leave their runs at the next step(), or in the one that waits for others, within their
+notice; then the process ends.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,10 @@ class Watched(Protocol):
         ...
 
     def close(self, notice_s: float | None = None) -> None: ...
+
+    def call_off(self) -> None:
+        """Have `step()` wait for others no longer than for a round that counts on it. Any thread."""
+        ...
 
 
 _watched: weakref.WeakKeyDictionary[Watched, float] = weakref.WeakKeyDictionary()
@@ -87,6 +93,12 @@ def _interrupt() -> None:
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
+def _call_off() -> None:
+    """On a thread of its own: the main thread may hold the very locks that this needs."""
+    for optimizer in list(_watched):
+        optimizer.call_off()
+
+
 def _on_signal(number: int, frame: FrameType | None) -> None:
     global _asked_at, _timer
     if os.getpid() != _owner or (not _watched and _asked_at is None):  # a forked child, or all left
@@ -104,3 +116,4 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     _timer = threading.Timer(notice_s + SLACK_S, _interrupt)
     _timer.daemon = True
     _timer.start()
+    threading.Thread(target=_call_off, daemon=True).start()

@@ -162,7 +162,7 @@ class Deliveries:
 
     def refresh_attention(self) -> None:
         """Whether the training thread has to come to a boundary, and to stay there."""
-        self._session.catching_up = self.downloading
+        self._session.set_catching_up(self.downloading)
         self._session.set_attention(
             self.stopping or bool(self._queue) or bool(self._inherited) or self.downloading
         )

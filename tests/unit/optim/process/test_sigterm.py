@@ -9,10 +9,13 @@ import pytest
 HEAD = """
 import os, signal, sys, threading, time
 from p2pavg.optim.process import sigterm
+called_off = threading.Event()
 class Optimizer:
     began = True
     def __init__(self, notice=0.3):
         sigterm.watch(self, notice)
+    def call_off(self):
+        called_off.set()
     def close(self, notice_s=None):
         print("left", round(notice_s, 1), flush=True)
         sigterm.forget(self)
@@ -32,6 +35,19 @@ finally:
 """,
         143,
         ["left 5.0", "left 7.0", "finally"],
+    ),
+    "in a step that waits for others": (
+        """
+departing = Optimizer(100.0)
+term()
+assert called_off.wait(20)
+try:
+    sigterm.obey()
+finally:
+    print("finally")
+""",
+        143,
+        ["left 100.0", "finally"],
     ),
     "no step comes": (
         """
