@@ -53,7 +53,7 @@ ROUNDS = {
     "progress": "Each trainer or joiner → its leader, after steps, at boundaries, and every 0.5 s; → every "
     "peer, when its epoch, lineage or role changes.",
     "totals": "Leader → each trainer that reported progress, when what the others will have changes.",
-    "follow": "Whoever does not lead → the sender of a `progress` that was meant for a leader.",
+    "follow": "Whoever does not lead → the sender of a `progress` that was meant for a leader, or is one.",
     "prepare": "Leader → every member of the group, before the target is reached; again for each attempt.",
     "query": "Successor → every member of the last ballot, when its leader is lost.",
     "promise": "Member → the sender of `prepare` or `query`.",

@@ -151,7 +151,7 @@ def comes_back_without_its_memory() -> None:
     where they stand, and is linked before they give the leader up, or as they do: it may lead what comes, and
     cannot decide what was.
     """
-    for seconds in (0.1, 0.15, 0.2):
+    for seconds in (0.1, 0.15, 0.2, 0.5):
         _comes_back_after(seconds)
 
 

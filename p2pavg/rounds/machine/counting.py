@@ -7,7 +7,6 @@ another.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING
 from p2pavg.rounds.machine.actions import TraceKind
 from p2pavg.rounds.machine.rules.camps import Facts
 from p2pavg.rounds.machine.rules.deadlines import Timer
-from p2pavg.rounds.machine.rules.election import rendezvous
 from p2pavg.rounds.machine.rules.pace import STOP_EARLY, Pace
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.causes import FORGIVABLE, Cause
@@ -44,14 +42,9 @@ class Counting:
         self.machine = machine
         self.core = machine.core
         self._reached = False
-        self._left_at: dict[PeerId, float] = {}  # peer -> when it told this one whom to follow instead
-        # Until then this peer leads though it is late: another late peer leaves the lead to it.
-        self._leads_until = 0.0
 
     def new_epoch(self) -> None:
         self._reached = False
-        self._left_at.clear()
-        self._leads_until = 0.0
         self.core.disarm(Timer.GRACE, Timer.KEEPALIVE, Timer.WORD, Timer.LAPSE)
         self.core.disarm(Timer.HELD, Timer.STRETCH, Timer.TOTALS)
 
@@ -73,12 +66,14 @@ class Counting:
         core = self.core
         if first and peer == core.leader():
             self.machine.reporting.report_again()  # over a new link: the leader may have missed words
+        leader = core.leader()
+        if message.leader == peer and leader not in (None, peer) and not message.joining:
+            self.machine.leaders.tell(peer, leader)
         if message.leader != core.me or message.joining:
             return
-        leader = core.leader()
         if leader != core.me:
             if leader == peer:
-                self._settle_with(peer)
+                self.machine.leaders.settle_with(peer)
             elif leader is not None:
                 core.send(peer, Follow(core.here.epoch, core.here.lineage, leader))
             return
@@ -119,22 +114,6 @@ class Counting:
         # In lockstep each peer stops at its next boundary, whatever the others have, and a round follows.
         if Timer.TOTALS not in core.timers and (waits or not lockstep):
             core.arm(Timer.TOTALS, core.now + (RECHECK_S if reached else core.deadlines.report_interval()))
-
-    def _settle_with(self, peer: PeerId) -> None:
-        """Two peers take each other for the leader. The peer that both choose leads, late or not, and answers
-        nothing; the other one says whom it follows. If the choice of both is out of this epoch, which the
-        other peer may not know, the chosen peer says that the other leads.
-        """
-        core = self.core
-        if rendezvous(core.run, core.here.epoch, (core.me, peer)) != core.me:
-            core.send(peer, core.progress())
-            return
-        core.trust(core.me)
-        if core.can_lead(core.me):
-            core.follow(core.me)
-            self._leads_until = core.now + core.deadlines.apply(core.me)
-        elif core.out and core.can_lead(peer):
-            core.send(peer, Follow(core.here.epoch, core.here.lineage, peer))
 
     def _tell(self, facts: Facts, followers: list[Facts], total: int, *, again: bool = True) -> None:
         """again: tell the peer even what it was told a moment ago."""
@@ -278,10 +257,13 @@ class Counting:
             self._reached = True
             core.trace(TraceKind.REACHED, samples=others + core.own.samples)
             core.arm(Timer.KEEPALIVE, core.now + KEEPALIVE_S)
-        grace = max((self._grace(f) for f in core.linked.trainers()), default=0.0)
+        late = {facts: self._grace(facts) for facts in core.linked.trainers()}
+        grace = max(late.values(), default=0.0)
         if core.here.pending:
-            grace = max(grace, core.here.began_at + core.deadlines.apply(core.me), self._leads_until)
+            grace = max(grace, core.here.began_at + core.deadlines.apply(core.me), machine.leaders.until)
         if grace > core.now:
+            if Timer.GRACE not in core.timers:
+                self.machine.leaders.ask([f for f, until in late.items() if until > core.now])
             core.arm(Timer.GRACE, grace)
             return
         core.disarm(Timer.GRACE)
@@ -389,13 +371,3 @@ class Counting:
         core.wait_at(self.expected(others))
         if core.own.boundary and core.target > core.own.samples + others:
             core.resume()
-
-    def on_follow(self, peer: PeerId, message: Follow) -> None:
-        core = self.core
-        if (message.epoch, message.lineage) != (core.here.epoch, core.here.lineage):
-            return
-        if core.now < self._left_at.get(message.leader, -math.inf) + RECHECK_S:
-            return  # the peer has just named another leader: what the two know of each other is old
-        if core.can_lead(message.leader):
-            core.follow(message.leader)
-            self._left_at[peer] = core.now

@@ -147,10 +147,20 @@ class Decisions:
         self.machine.new_epoch()
         if peer == ballot.leader and held.voter:
             self.machine.reporting.told_by(peer)
-        if ballot.leader == core.me or core.leader() == core.me:
-            for facts in core.linked:
-                if not core.stands_here(facts):
-                    core.send(facts.peer, core.progress())
+        self._tell_outsiders(held, leads=core.me in (ballot.leader, core.leader()))
+
+    def _tell_outsiders(self, held: Holding, *, leads: bool) -> None:
+        """Tell where this peer stands now to living trainers that were no members, which the round's leader
+        may not reach, and, as the leader, to all that do not stand here.
+        """
+        core = self.core
+        members = {seat.peer for seat in held.members}
+        told = {facts.peer for facts in core.linked.trainers() if facts.peer not in members}
+        if leads:
+            told.update(facts.peer for facts in core.linked if not core.stands_here(facts))
+        for facts in core.linked if told else ():
+            if facts.peer in told:
+                core.send(facts.peer, core.progress())
 
     def _judge_lead(self, peer: PeerId, held: Holding) -> None:
         """Judge how long the ballot's leader let the members wait, as this peer and the others see it."""

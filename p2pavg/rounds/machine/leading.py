@@ -64,7 +64,7 @@ class Leading:
         """Ask all live peers of the lineage to form a group."""
         core = self.core
         voters = [core.me, *(f.peer for f in self.machine.counting.followers())]
-        joiners = [f.peer for f in core.linked if self._follows(f)]
+        joiners = [f.peer for f in core.linked if self._follows(f) or (len(voters) == 1 and self._asks(f))]
         planned = self.planned(voters, joiners)
         members = tuple(member.peer for member in planned)
         votes = tuple(member.voter for member in planned)
@@ -139,6 +139,18 @@ class Leading:
             return False
         return facts.pending and core.stands_here(facts)
 
+    def _asks(self, facts: Facts) -> bool:
+        """Whether a leader that knows of no other voter asks this peer all the same: it may have gone on, and
+        where it stands was told to its leader alone, which this peer may not reach.
+        """
+        core = self.core
+        return (
+            facts.role is Role.TRAINER
+            and core.epoch_state.excluded.get(facts.peer) in (None, Cause.LOST, *FORGIVABLE)
+            and facts.peer not in core.linked.doubted
+            and not (facts.silent or facts.joining)
+        )
+
     def _rates(self, peer: PeerId) -> tuple[float, float]:
         if peer == self.core.me:
             return self.core.own.upload_bps, self.core.own.download_bps
@@ -197,7 +209,7 @@ class Leading:
         if proposal.promised.issuperset(proposal.voting):
             core.disarm(Timer.PROMISE)  # else it finds out whom it is armed for when it fires
         if not self.machine.refusals.judge_links(proposal):
-            self._try_to_begin()
+            self.try_to_begin()
 
     def on_ready(self, peer: PeerId, message: Ready) -> None:
         proposal = self.core.led(message.ballot)
@@ -209,7 +221,7 @@ class Leading:
             self.abort(Cause.IMPLAUSIBLE_READY, [peer])
             return
         proposal.ready[peer] = message
-        self._try_to_begin()
+        self.try_to_begin()
 
     def on_unready(self, peer: PeerId, message: Unready) -> None:
         """A declaration does not hold any more: abort a round that counts on it already."""
@@ -218,13 +230,17 @@ class Leading:
             return
         if not proposal.begun:
             del proposal.ready[peer]
-            self._try_to_begin()
+            self.try_to_begin()
         elif peer not in proposal.done:
             self.abort(Cause.WITHDRAWN, [peer])
 
-    def _try_to_begin(self) -> None:
+    def try_to_begin(self) -> None:
+        """Begin the round, if nobody is to be waited for any more."""
         proposal, core = self.core.proposal, self.core
         if proposal is None or proposal.begun or not proposal.promised.issuperset(proposal.voting):
+            return
+        if proposal.alone and self.machine.counting.followers():
+            self.abort(Cause.GIVEN_UP, (), counts=False)  # one that was asked can vote
             return
         due = self._stragglers_due(proposal)
         if due is not None:
@@ -290,7 +306,21 @@ class Leading:
         assert proposal is not None
         expected = proposal.promised.union(proposal.voting)
         late = [p for p in proposal.members if p not in expected and core.linked.alive(p)]
-        return proposal.asked_at + max(map(core.deadlines.retry, late), default=0.0)
+        if not proposal.alone:
+            return proposal.asked_at + max(map(core.deadlines.retry, late), default=0.0)
+        applies = [f.peer for f in core.linked.trainers() if f.peer in proposal.promised and self._applies(f)]
+        waits = [*map(core.deadlines.answer, late), *map(core.deadlines.apply, applies)]
+        return proposal.asked_at + max(waits, default=0.0)
+
+    def _applies(self, facts: Facts) -> bool:
+        """Whether a peer that was asked can vote soon, and says so to the leader that it follows now."""
+        return facts.pending and not facts.late and self.core.stands_here(facts)
+
+    def heard(self, peer: PeerId) -> None:
+        """A peer told where it stands: one that was asked may vote now."""
+        proposal = self.core.proposal
+        if proposal is not None and proposal.alone and peer in proposal.members:
+            self.try_to_begin()
 
     def _patience(self, peer: PeerId) -> float:
         """How long after the proposal the leader waits for this straggler."""
@@ -307,7 +337,7 @@ class Leading:
         return core.deadlines.scale * min(cap, core.deadlines.step(peer)) + 2 * core.deadlines.rtt(peer)
 
     def on_patience_timer(self) -> None:
-        self._try_to_begin()
+        self.try_to_begin()
 
     def lost(self, peer: PeerId, why: str) -> None:
         """A peer died, left, or fell silent."""

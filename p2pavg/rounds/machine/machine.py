@@ -27,7 +27,7 @@ from p2pavg.rounds.machine.newcomers import Newcomers
 from p2pavg.rounds.machine.others import Peers
 from p2pavg.rounds.machine.own_thread import Trainer
 from p2pavg.rounds.machine.refusals import Refusals
-from p2pavg.rounds.machine.reporting import Measurements, Reporting
+from p2pavg.rounds.machine.reporting import Leaders, Measurements, Reporting
 from p2pavg.rounds.machine.rules.deadlines import PAUSE, Timer
 from p2pavg.rounds.machine.stretching import Stretching
 from p2pavg.rounds.machine.succession import Succession
@@ -55,6 +55,7 @@ class Machine:
         self.succession = Succession(self)
         self.counting = Counting(self)
         self.reporting = Reporting(self)
+        self.leaders = Leaders(self)
         self.waiting = Waiting(self)
         self.links = Measurements(self)
         self.healing = Healing(self)
@@ -277,7 +278,7 @@ class Machine:
         return {
             messages.Progress: (self.peers.on_progress,),
             messages.Totals: (self.peers.on_totals, self.counting.on_totals),
-            messages.Follow: (self.counting.on_follow,),
+            messages.Follow: (self.leaders.on_follow,),
             messages.Prepare: (self.peers.on_prepare, self.member.on_prepare),
             messages.Query: (self.member.on_query,),
             messages.Promise: (self.leading.on_promise, self.succession.on_promise),
@@ -316,6 +317,7 @@ class Machine:
             Timer.INQUIRE: self.succession.on_inquire_timer,
             Timer.ADRIFT: self.succession.on_query_timer,
             Timer.LINKS: self.peers.on_links_timer,
+            Timer.APART: self.peers.on_apart_timer,
             Timer.ASK: self.healing.on_ask_timer,
             Timer.HEAL: self.healing.on_heal_timer,
             Timer.ORPHANED: self.healing.on_orphaned_timer,
@@ -328,8 +330,10 @@ class Machine:
         self.leading.new_epoch()
         self.succession.new_epoch()
         self.counting.new_epoch()
+        self.leaders.new_epoch()
         self.healing.new_epoch()
         self.newcomers.new_epoch()
+        self.peers.new_epoch()
         self.stretching.moved()
 
     def abandon_round(self, why: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,8 @@ class Member:
         core, ballot = self.core, message.ballot
         if peer != ballot.leader or core.me not in message.members:
             return
+        if peer != core.me and ballot.standing == (core.here.epoch, core.here.lineage):
+            self.machine.peers.votes(peer, *itertools.compress(message.members, message.voters))
         rank = message.members.index(core.me)
         votes = message.voters[rank]
         deposed = core.idle_leaders.is_out(peer, core.here.epoch) and peer != core.me
@@ -85,6 +88,8 @@ class Member:
                 core.readmit(other)
         core.act(OpenJob(ballot.transfer, ballot, seats, message.plan))
         core.trace(TraceKind.PROPOSED, attempt=ballot.attempt, leader=ballot.leader, members=len(seats))
+        if not (votes or core.here.pending):
+            core.send(peer, core.progress())  # the leader does not know that this peer can vote
         self._answer(ballot, before)
         if not votes:
             return

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import LEFT, TraceKind
 from p2pavg.rounds.machine.events import Apart, Health, Moved, PeerDown, PeerHealth, PeerUp
+from p2pavg.rounds.machine.memory.unlinked import NO_LINK_S, SILENT_S, Unlinked
 from p2pavg.rounds.machine.rules.deadlines import ADRIFT_S, LINKS_TOLD, LOOP_LIMIT, SILENCE_FLOOR, Timer
 from p2pavg.rounds.protocol.ballot import Lineage, PeerId
 from p2pavg.rounds.protocol.messages import Departing, Prepare, Progress, Ready, Totals
@@ -24,6 +25,14 @@ class Peers:
         self._health: dict[PeerId, tuple[float, float]] = {}  # peer -> age and time of the last report
         self._adrift_until = -math.inf
         self._links_told_at = -math.inf
+        self._told_apart: frozenset[PeerId] = frozenset()  # as the links tell
+        self._unlinked = Unlinked()
+
+    def new_epoch(self) -> None:
+        """Whom nobody names any more may be dead."""
+        if self._unlinked:
+            self._unlinked.expire(self.core.now, self.core.here.epoch)
+            self.part()
 
     def on_up(self, event: PeerUp) -> None:
         """A link to a peer is up: tell the peer where this one stands."""
@@ -32,6 +41,7 @@ class Peers:
         core.forget_words(event.peer)
         core.deadlines.measured_rtt(event.peer, event.rtt_s)
         self._health.pop(event.peer, None)
+        self._is_linked(event.peer)
         planned_by = event.relayed or (event.client_only and core.config.client_only)
         if not (planned_by and self._tell_of_links()):
             core.send(event.peer, core.progress())
@@ -61,10 +71,49 @@ class Peers:
 
     def on_apart(self, event: Apart) -> None:
         """This peer gets no link to these trainers: the others plan and lead accordingly."""
+        self._told_apart = event.peers
+        self.part()
+
+    def names(self, by: PeerId, *peers: PeerId) -> None:
+        """Another peer names these as leaders or voters of rounds that are made now. Whoever is not heard
+        here for a while lives behind a link that is broken, which the links themselves may be slow to find
+        out, or never do.
+        """
         core = self.core
-        if event.peers != core.apart:
-            core.part_from(event.peers)
-            core.trace(TraceKind.APART, peers=len(event.peers))
+        for peer in peers:
+            if peer not in (core.me, by) and not core.linked.alive(peer):
+                wait = (SILENT_S if peer in core.linked else NO_LINK_S) + 4 * core.deadlines.longest_rtt()
+                due = self._unlinked.names(by, peer, core.now, core.here.epoch, wait)
+                if due <= core.now:
+                    self.part()
+                elif due < math.inf:
+                    core.arm(Timer.APART, min(due, core.timers.get(Timer.APART, due)))
+
+    def on_apart_timer(self) -> None:
+        """Ask whom those follow now that named somebody a while ago."""
+        core = self.core
+        for peer in self._unlinked.doubtful(core.now):
+            core.send(peer, core.progress())
+
+    def votes(self, leader: PeerId, *voters: PeerId) -> None:
+        """A round is forming with these voters."""
+        if self._unlinked:
+            self._unlinked.keep(voters)
+            self.part()
+        self.names(leader, *voters)
+
+    def _is_linked(self, peer: PeerId) -> None:
+        if self._unlinked:
+            self._unlinked.linked(peer)
+            self.part()
+
+    def part(self) -> None:
+        """Tell everybody, if it is news, to whom this peer gets no link."""
+        core = self.core
+        peers = self._told_apart | self._unlinked.apart
+        if peers != core.apart:
+            core.part_from(peers)
+            core.trace(TraceKind.APART, peers=len(peers))
             self._tell_of_links()
 
     def on_moved(self, _: Moved) -> None:
@@ -148,6 +197,7 @@ class Peers:
         elif facts.silent and not silent and not deaf:
             core.linked.hears(facts, silent=False)
             core.trace(TraceKind.HEARD_AGAIN, peer=health.peer)
+            self._is_linked(health.peer)
             core.send(health.peer, core.progress())
 
     def hears_well(self, peer: PeerId) -> bool:
@@ -199,6 +249,9 @@ class Peers:
         core.heard_from(peer)
         if first:
             self.machine.succession.heard_first(peer)
+        if message.leader is not None and message.epoch >= core.here.epoch and not message.joining:
+            self.names(peer, message.leader)
+        self.machine.leading.heard(peer)
         if (message.epoch, message.lineage) == (
             core.here.epoch,
             core.here.lineage,

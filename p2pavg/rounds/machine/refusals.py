@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.memory.promises import Rivalry
 from p2pavg.rounds.machine.memory.proposal import Proposal
-from p2pavg.rounds.machine.rules.camps import BELIEVED_S, Gap
+from p2pavg.rounds.machine.rules.camps import BELIEVED_S, Facts, Gap
 from p2pavg.rounds.machine.rules.deadlines import Timer
 from p2pavg.rounds.machine.rules.stalls import judge
 from p2pavg.rounds.protocol.ballot import Ballot, PeerId
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MEETING_S = 1.0  # and four round trips: so long after a member came its links to others may be coming up
 ASK_MEETING_S = 0.15  # until a group that still meets is asked again
 SPARED_S = 60.0  # in which a member may once lack links while it meets others
+MOST_BOUND_S = 60.0  # for which a member may be bound to a leader that this peer does not hear
 MOST_REFUSALS = 3  # of one member in an epoch that name nobody who can be left out
 
 
@@ -37,12 +38,14 @@ class Refusals:
         self._rivalry = Rivalry(self.core.promises)
         self._parted: dict[Gap, float] = {}  # two members that named each other -> when they did
         self._spared: dict[PeerId, float] = {}  # a member that lacked links -> when it first did
+        self._bound_since: dict[PeerId, float] = {}  # member -> when it first named a leader not heard here
         # Attempts of this epoch that such pairs made fail; the first one counts for nothing.
         self._partings = 0
 
     def new_epoch(self) -> None:
         """The refusals of the last epoch are over."""
         self._nameless.clear()
+        self._bound_since.clear()
         self._partings = 0
         self._claimed.clear()
         self._spared = {peer: at for peer, at in self._spared.items() if self.core.now - at <= SPARED_S}
@@ -55,9 +58,13 @@ class Refusals:
 
     def on_refuse(self, peer: PeerId, message: Refuse) -> None:
         proposal, core, leading = self.core.led(message.ballot), self.core, self.machine.leading
-        if proposal is None or proposal.begun or peer not in proposal.voting:
+        if proposal is None or proposal.begun or peer not in proposal.members:
             return
         facts = core.linked.get(peer)
+        if peer not in proposal.voting:
+            if proposal.alone and facts is not None:
+                self._declined(facts, message, proposal)
+            return
         if message.objection in (Objection.BUSY, Objection.PROMISED) and message.promised is not None:
             self._refused_for(peer, message.promised, proposal)
         elif message.objection is Objection.ELSEWHERE and facts is not None:
@@ -81,17 +88,39 @@ class Refusals:
         else:
             leading.abort(Cause.REFUSED, [peer], f"a member refused ({message.objection})")
 
+    def _declined(self, facts: Facts, message: Refuse, proposal: Proposal) -> None:
+        """A peer that this leader asked because it knows of no other voter is ahead, or in another round."""
+        core, other = self.core, message.promised
+        if message.objection is Objection.ELSEWHERE:
+            proposal.promised.add(facts.peer)  # it has answered
+            if message.epoch > core.here.epoch:
+                core.linked.stands(facts, message.epoch, message.lineage, joining=facts.joining)
+                self.machine.leading.abort(Cause.ELSEWHERE, (), counts=False)
+            else:
+                self.machine.leading.try_to_begin()
+        elif (
+            message.objection in (Objection.BUSY, Objection.PROMISED)
+            and other is not None
+            and other.leader != core.me
+            and other.standing == proposal.ballot.standing
+        ):
+            self._refused_for(facts.peer, other, proposal)
+
     def _refused_for(self, peer: PeerId, other: Ballot, proposal: Proposal) -> None:
         """A member says that it is bound to another ballot, and that ballot's leader or a second member
         knows of it.
         """
         core, leading = self.core, self.machine.leading
+        self.machine.peers.names(peer, other.leader)
         seconds = self._claimed.setdefault(other, set())
         seconds.add(peer)
         refuted = other.leader in proposal.promised and other.leader not in (core.me, peer)
         seconded = len(seconds) > 1 or peer == other.leader
         deposed = peer == other.leader and core.idle_leaders.is_out(peer, core.here.epoch)
-        blamed = [peer] if refuted or deposed or (self.is_too_often(peer) and not seconded) else []
+        heard = core.linked.alive(other.leader) or other.leader in (core.me, peer)
+        last = {core.me, peer}.issuperset(proposal.voting)  # this peer would go on alone
+        often = self._is_bound_too_long(peer) if last and not heard else self.is_too_often(peer)
+        blamed = [peer] if refuted or deposed or (often and not seconded) else []
         yields = self._rivalry.yields(proposal.ballot, other)
         if blamed:
             misled = peer != other.leader and core.idle_leaders.is_out(other.leader, core.here.epoch)
@@ -101,8 +130,16 @@ class Refusals:
             core.follow(other.leader)
             core.trust(other.leader)
         else:
-            leading.abort(Cause.ANOTHER_BALLOT, ())
-        core.arm(Timer.RETRY, core.now + core.deadlines.retry(peer))
+            leading.abort(Cause.ANOTHER_BALLOT, (), counts=heard or not last)
+        wait = core.deadlines.answer if last and not heard else core.deadlines.retry
+        core.arm(Timer.RETRY, core.now + wait(peer))
+
+    def _is_bound_too_long(self, peer: PeerId) -> bool:
+        """Whether a member names a leader whom this peer does not hear for longer than a round may take. It
+        says so itself when that round is over.
+        """
+        since = self._bound_since.setdefault(peer, self.core.now)
+        return self.core.now - since > MOST_BOUND_S / 2.0 ** self.machine.leading.offences.strikes(peer)
 
     def _meeting_s(self) -> float:
         return MEETING_S + 4 * self.core.deadlines.longest_rtt()

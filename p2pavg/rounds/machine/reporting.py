@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from p2pavg.rounds.machine.actions import TraceKind
 from p2pavg.rounds.machine.events import LinksMeasured
-from p2pavg.rounds.machine.rules.camps import ends
+from p2pavg.rounds.machine.rules.camps import Facts, ends
 from p2pavg.rounds.machine.rules.deadlines import Timer
+from p2pavg.rounds.machine.rules.election import rendezvous
 from p2pavg.rounds.protocol.ballot import PeerId
 from p2pavg.rounds.protocol.messages import Follow, Links
 from p2pavg.rounds.protocol.roles import LinkFacts, Role
 
 if TYPE_CHECKING:
     from p2pavg.rounds.machine.machine import Machine
+
+CROSSING_S = 0.1  # seconds in which what two peers say of their leaders may cross
+TELL_S = 0.5  # seconds between two words to a peer that leads on whom this one follows
 
 
 class Reporting:
@@ -82,6 +87,69 @@ class Reporting:
         if before is not None and before in ends(core.gaps()):
             for facts in core.linked.standing(core.here.epoch, core.here.lineage):
                 core.send(facts.peer, Follow(core.here.epoch, core.here.lineage, core.me))
+
+
+class Leaders:
+    """Which of several peers that lead this one follows, and what it tells them of each other."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.core = machine.core
+        self._left_at: dict[PeerId, float] = {}  # peer -> when it told this one whom to follow instead
+        self._told_at: dict[PeerId, float] = {}  # who took itself for the leader -> when it was told
+        # Until then this peer leads though it is late: another late peer leaves the lead to it.
+        self.until = 0.0
+
+    def new_epoch(self) -> None:
+        """What was said of leaders was of the last epoch."""
+        self._left_at.clear()
+        self._told_at.clear()
+        self.until = 0.0
+
+    def settle_with(self, peer: PeerId) -> None:
+        """Two peers take each other for the leader. The peer that both choose leads, late or not, and answers
+        nothing; the other one says whom it follows. If the choice of both is out of this epoch, which the
+        other peer may not know, the chosen peer says that the other leads.
+        """
+        core = self.core
+        if rendezvous(core.run, core.here.epoch, (core.me, peer)) != core.me:
+            core.send(peer, core.progress())
+            return
+        core.trust(core.me)
+        if core.can_lead(core.me):
+            core.follow(core.me)
+            self.until = core.now + core.deadlines.apply(core.me)
+        elif core.out and core.can_lead(peer):
+            core.send(peer, Follow(core.here.epoch, core.here.lineage, peer))
+
+    def tell(self, peer: PeerId, leader: PeerId) -> None:
+        """A peer leads where this one follows another peer, which that one may not hear; or where this one
+        leads itself: then the one that both choose goes on.
+        """
+        core = self.core
+        if leader == core.me:
+            if core.proposal is None and rendezvous(core.run, core.here.epoch, (core.me, peer)) == peer:
+                core.follow(peer)
+        elif core.now >= self._told_at.get(peer, -math.inf) + TELL_S:
+            self._told_at[peer] = core.now
+            core.send(peer, Follow(core.here.epoch, core.here.lineage, leader))
+
+    def ask(self, late: list[Facts]) -> None:
+        """This peer waits for these, which may lead themselves: then they tell nobody that they are ready."""
+        for facts in late:
+            if facts.leader != self.core.me:
+                self.core.send(facts.peer, self.core.progress())
+
+    def on_follow(self, peer: PeerId, message: Follow) -> None:
+        core = self.core
+        if (message.epoch, message.lineage) != (core.here.epoch, core.here.lineage):
+            return
+        if core.now < self._left_at.get(message.leader, -math.inf) + CROSSING_S:
+            return  # the peer has just named another leader: what the two know of each other is old
+        self.machine.peers.names(peer, message.leader)
+        if core.can_lead(message.leader):
+            core.follow(message.leader)
+            self._left_at[peer] = core.now
 
 
 class Measurements:

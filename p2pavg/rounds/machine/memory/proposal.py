@@ -43,6 +43,11 @@ class Proposal:
     # Member -> the members to which it has no link, as it says.
     unlinked: dict[PeerId, tuple[PeerId, ...]] = field(default_factory=dict)
 
+    @property
+    def alone(self) -> bool:
+        """Whether nobody votes but the leader."""
+        return len(self.voting) == 1
+
     def wait(self, peer: PeerId) -> int:
         """The wait for which the member said READY, and did not take READY back; 0: none. After BEGIN: the
         wait that

@@ -18,7 +18,7 @@ _NO_LINKS: Mapping[PeerId, LinkFacts] = {}
 _NOBODY: Mapping[PeerId, float] = {}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Facts:
     """One peer with a link to this one, as that peer last told."""
 

@@ -55,6 +55,7 @@ class Timer(StrEnum):
     """A deadline, armed and disarmed by name. A timer without a handler only has the machine look again."""
 
     ADRIFT = "adrift"
+    APART = "apart"
     ASK = "ask"
     DONE = "done"
     GRACE = "grace"
