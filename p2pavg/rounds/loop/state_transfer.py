@@ -140,7 +140,8 @@ class States:
 
     def committed(self, commit: act.Commit, average: Average) -> None:
         """A round that this peer was in has a result."""
-        self._exchange.donor.committed(self._head(commit, average), average.result.data)
+        head, missed = self._head(commit, average), bool(commit.failed)
+        self._exchange.donor.committed(head, average.result.data, missed=missed)
 
     def applied(self, epoch: int) -> None:
         """The training thread stands at `epoch`: a checkpoint may be due."""

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from p2pavg.errors import StateError
+from p2pavg.rounds.machine.rules.deadlines import MOST_BEHIND
 from p2pavg.rounds.state import snapshot
 from p2pavg.rounds.state.download import IDLE_S, Download, Piece
 from p2pavg.rounds.state.manifest import Manifest, chunk_bytes
@@ -72,7 +73,7 @@ class Donor:
         """moving(): whether a round's gradients are on their way. committed(): results that are yet to be
         applied. tell(link, message). upload_bps: bit/s that all downloads together may take; None: what
         gradients leave of the links. directory: for results that wait. keeps: how many of the last results
-        wait for whoever missed them, though nobody has asked.
+        wait for whoever missed them, though nobody has asked, and though nobody was left out lately.
         """
         self._engine = engine
         self._source = source
@@ -94,6 +95,7 @@ class Donor:
         self._work = snapshot.Work()
         self._rests_until = 0.0
         self._done_at = 0.0  # the last download
+        self._missed_at = -IDLE_S  # the last round that somebody was left out of
         self._ended = asyncio.Event()  # a download
         self._moved = asyncio.Event()  # the training thread has applied an average
         self._epochs = EpochTimes()
@@ -228,14 +230,23 @@ class Donor:
         if self._retained and not self._retained.leads_by(*self._live.standing):
             self.stop("this peer went on by the results of others")
 
-    def committed(self, head: ResultHead, data: U8) -> None:
-        """A round was committed: whoever downloads will need its result, and who missed the round."""
+    @property
+    def _kept(self) -> int:
+        """How many of the last results wait for whoever missed them."""
+        return MOST_BEHIND if time.monotonic() < self._missed_at + IDLE_S else self._keeps
+
+    def committed(self, head: ResultHead, data: U8, *, missed: bool = False) -> None:
+        """A round was committed: whoever downloads will need its result, and who missed the round. missed: it
+        is known that somebody did, who comes back at once if its link was lost for a moment.
+        """
         self.prune()
+        if missed:
+            self._missed_at = time.monotonic()
         idle = not self._downloads and not self._takes
         if idle and time.monotonic() > self._done_at + IDLE_S:
             self._snapshot = None
-            self._retained.leave(self._keeps - 1, data.nbytes)
-        if not self._retained and self._keeps and self._retained.has_room(data.nbytes):
+            self._retained.leave(self._kept - 1, data.nbytes)
+        if not self._retained and self._kept and self._retained.has_room(data.nbytes):
             self._retained.begin((head.epoch, head.before), ())
         if not self._retained:
             return
@@ -316,7 +327,7 @@ class Donor:
             self._snapshot = None
             if downloads:
                 needed = min(download.position for download in downloads)
-                self._retained.forget(min(needed, self._retained.last - self._keeps + 1))
+                self._retained.forget(min(needed, self._retained.last - self._kept + 1))
 
     # What goes out.
 

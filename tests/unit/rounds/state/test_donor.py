@@ -309,6 +309,31 @@ async def test_who_missed_a_round_needs_its_result_only() -> None:
     assert (await offered(served, 3, have=(4, made[0].lineage))).manifest is not None
 
 
+async def test_who_was_left_out_of_a_round_needs_its_result_only() -> None:
+    """It is kept for a while, as are the ones after it; else a run that keeps none keeps none."""
+    engine = Engine()
+    served = donor(engine, None)
+    made = chain(4)
+    for each in made:
+        served.committed(each, RESULT, missed=each is made[1])
+        engine.live.standing = (each.epoch + 1, each.lineage)
+        served.applied()
+    offer = await offered(served, 1, have=(4, made[0].lineage))
+    assert (offer.manifest, offer.results) == (None, tuple(made[1:]))
+
+
+async def test_results_are_kept_for_a_while_after_a_round_without_somebody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody came back for them: they go with the next round."""
+    served, (first, second) = donor(Engine(), None), chain(2)
+    served.committed(first, RESULT, missed=True)
+    assert served._retained
+    monkeypatch.setattr(donor_module, "IDLE_S", -1.0)
+    served.committed(second, RESULT)
+    assert not served._retained
+
+
 async def test_who_heals_keeps_results_of_the_new_lineage() -> None:
     """Those of the one that it left are gone; the next ones are kept again."""
     engine = Engine()
