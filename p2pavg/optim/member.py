@@ -18,6 +18,7 @@ from p2pavg.errors import ClosedError, P2PAvgError
 from p2pavg.membership.table.address import format_host_port
 from p2pavg.optim import live
 from p2pavg.optim.gradients.flat import FlatGradients
+from p2pavg.optim.interrupts import Interrupts
 from p2pavg.optim.outer.local import LocalSteps
 from p2pavg.optim.outer.reference import Reference
 from p2pavg.optim.outer.settings import outer_of
@@ -80,6 +81,7 @@ class RunWrapper(Wrapper):
         self._entering: Entering | None = None
         self.began = False  # it has trained, so that leaving may have something to hand over
         self._held: list[live.Closeable] = []
+        self._interrupts = Interrupts()
 
     def owns(self, params: Iterable[torch.Tensor]) -> bool:
         """Whether this optimizer trains one of these parameters now."""
@@ -248,6 +250,7 @@ class RunWrapper(Wrapper):
         self._closed = True
         sigterm.forget(self)
         with ExitStack() as ending:  # from the last to the first, whatever one of them raises
+            ending.callback(self._interrupts.release)
             ending.callback(self._held.clear)
             ending.callback(self._flat.close)
             if self._masters is not None:
@@ -278,12 +281,16 @@ class RunWrapper(Wrapper):
                 )
 
     def __enter__(self) -> Self:
+        self._interrupts.hold(lambda: self.began, self._leave_notice_s)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(None if error is None else 0.0)  # an exception may have struck in the middle of a step
+        stopped = isinstance(error, KeyboardInterrupt | SystemExit) or self._interrupts.waits
+        whole = error is None or (stopped and not self._interrupts.inside)
+        self.close(None if whole else 0.0)  # else it may have struck in the middle of a step
+        self._interrupts.release()
 
 
 def _exact(gradients: FlatGradients | LocalSteps, resync: Resync, epoch: int) -> int:

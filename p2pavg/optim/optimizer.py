@@ -298,7 +298,7 @@ class CollaborativeOptimizer(Accumulating):
         passes, half = self._flat.passes, self._update.lost or self._entering is not None
         if half:
             self._enter_again()
-        self.stepped = False
+        self.stepped, self._interrupts.inside = False, True
         if not self.began:
             arguments.check_alone(self._flat.params)
             self.began = True
@@ -345,6 +345,7 @@ class CollaborativeOptimizer(Accumulating):
             after(self, (closure, batch_size), {})
         if sigterm.asked():
             sigterm.obey()
+        self._interrupts.ended()
         return loss
 
     # Without this, torch wraps step() in a profiler record that takes ten times as long as counting does. The

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import sys
 import tempfile
 import threading
 import time
@@ -147,6 +149,30 @@ def train_until_terminated(plan: Plan, pipe: Connection) -> None:
         pipe.send("trains")
         while True:
             step(plan, account, opt, model)
+    finally:
+        account.left(opt)
+        pipe.send(account)
+
+
+def train_until_interrupted(plan: Plan, pipe: Connection) -> None:
+    """Train as the README's script; Ctrl-C strikes within the backward() of the fifth step."""
+    signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+    account = Account()
+    opt, model = build(plan, account)
+    pipe.send(opt.peer.address)
+    steps = 0
+
+    def strike(grad: torch.Tensor) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    model.weight.register_hook(strike)
+    try:
+        with opt:
+            while True:
+                step(plan, account, opt, model)
     finally:
         account.left(opt)
         pipe.send(account)

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from tests.swarm.departing import Account, Plan, come_and_go, stay, train_until_terminated
+from tests.swarm.departing import (
+    Account,
+    Plan,
+    come_and_go,
+    stay,
+    train_until_interrupted,
+    train_until_terminated,
+)
 from tests.swarm.trainers import Trainers
 
 pytestmark = pytest.mark.swarm
@@ -84,6 +91,23 @@ def test_sigterm_leaves_in_order() -> None:
         trainers.pipes[0].send("stop")
         stayer = trainers.receive(0)
     assert departing.produced > 0
+    assert departing.discarded == 0
+    assert stayer.discarded == departing.produced + stayer.produced
+
+
+def test_an_interrupt_leaves_in_order() -> None:
+    """Ctrl-C in the middle of a backward(), with the README's handler for it: the step ends, all samples are
+    handed over, and the process ends as the handler says.
+    """
+    with Trainers() as trainers:
+        address = trainers.launch(stay, Plan("sigint", target=100_000))
+        trainers.launch(train_until_interrupted, Plan("sigint", 100_000, initial_peers=(address,)))
+        departing = trainers.receive(1)
+        trainers.processes[1].join(20)
+        assert trainers.processes[1].exitcode == 130
+        trainers.pipes[0].send("stop")
+        stayer = trainers.receive(0)
+    assert departing.produced == 5 * 4
     assert departing.discarded == 0
     assert stayer.discarded == departing.produced + stayer.produced
 
