@@ -15,6 +15,11 @@ from typing import Any
 from p2pavg.errors import ConfigurationError
 
 MOST = sys.float_info.max  # of a number where no other limit is named: it is finite
+MOST_SAMPLES = 10**15  # of an epoch, a step
+MOST_EPOCHS = 10**9
+MOST_SECONDS = 1e6  # of a wait
+MOST_MBPS = 1e9
+MOST_PEERS = 10_000  # far more than a run may have
 MOST_SHOWN = 60  # characters of a wrong value
 _WORDS = {
     bool: "True or False",
@@ -59,20 +64,32 @@ def check(name: str, value: object, kind: Any, *, shown: bool = True) -> None:
 def check_number(name: str, value: object, least: float = 0.0, most: float = MOST) -> None:
     """Raises ConfigurationError unless `value` is a number from `least` to `most`."""
     if not _is(value, float) or not least <= value <= most:  # type: ignore[operator]
-        told = f"of at least {least:g}" if most >= MOST else f"from {least:g} to {most:g}"
+        told = f"of at least {least:g}" if most >= MOST else f"from {least:g} to {most:,g}"
         raise ConfigurationError(f"{name} must be a number {told}, not {seen(value)}")
 
 
 def check_whole(name: str, value: object, least: int, most: float = math.inf) -> None:
     """Raises ConfigurationError unless `value` is a whole number from `least` to `most`."""
     if not _is(value, int) or not least <= value <= most:  # type: ignore[operator]
-        told = f"from {least} to {most}" if most < math.inf else f"of at least {least}"
+        told = f"from {least} to {most:,}" if most < math.inf else f"of at least {least}"
         raise ConfigurationError(f"{name} must be a whole number {told}, not {seen(value)}")
+
+
+def whole_of(name: str, text: str, least: int, most: int) -> int:
+    """The whole number that a text of the environment is. Raises ConfigurationError unless it is one from
+    `least` to `most`.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= most):
+        raise ConfigurationError(f"{name} must be a whole number from {least} to {most}, not {seen(text)}")
+    return int(text)
 
 
 def seen(value: object) -> str:
     """A wrong value in a message, on one line and not long."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python writes no more than 4300 digits
+        return "a number of thousands of digits"
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}… ({_named(type(value))})"
 
 

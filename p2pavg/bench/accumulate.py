@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from p2pavg.bench.options import positive_int, torch_device
+from p2pavg.bench.options import at_least, positive_int, torch_device
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit, percentile
 from p2pavg.optim.optimizer import CollaborativeOptimizer
 from p2pavg.report.plot import whole
 
-NEVER = 1 << 50
+NEVER = 10**15
 """A target batch size that no benchmark reaches."""
 LEAST_PAIRS = 5  # an interval of fewer says nothing
 
@@ -41,7 +41,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--pairs", type=positive_int, default=20, help="blocks of each kind, at most")
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=at_least(0.0),
         default=240.0,
         help=f"after so long no blocks begin any more, and there are {LEAST_PAIRS} of each at least; "
         "default: %(default)g",

@@ -237,11 +237,13 @@ def get(codec: str | Codec) -> Codec:
             return _BUILT_IN[codec]
         except KeyError:
             known = ", ".join(WIRE_IDS)
-            raise ConfigurationError(f"There is no compression {codec!r}; choose one of {known}.") from None
+            raise ConfigurationError(
+                f"There is no compression {kinds.seen(codec)}; choose one of {known}."
+            ) from None
     if isinstance(codec, type):
         raise ConfigurationError(f"{codec.__name__} is a class; give an object of it: {codec.__name__}(...).")
     if not isinstance(codec, Codec):
-        raise ConfigurationError(f"{codec!r} is not a Codec; it lacks a member of p2pavg.Codec.")
+        raise ConfigurationError(f"{kinds.seen(codec)} is not a Codec; it lacks a member of p2pavg.Codec.")
     if isinstance(codec, (_BuiltIn, StochasticInt8)):
         return codec
     if not isinstance(codec.name, str):
@@ -288,7 +290,7 @@ def sparse_of(density: float) -> Codec:
         if density == 2.0 ** (sparse.SPARSE - wire_id):
             return get(name)
     known = ", ".join(f"1/{1 << low}" for low in sparse.LOW_BITS)
-    raise ConfigurationError(f"A density is one of {known}, not {density!r}.")
+    raise ConfigurationError(f"A density is one of {known}, not {kinds.seen(density)}.")
 
 
 def is_sound(codec: Codec, src: Buffer, n: int) -> bool:

@@ -119,9 +119,12 @@ def run_predict(args: argparse.Namespace) -> int:
     figures["hides_from"] = _hides_from(job, swarm, terms)
     figures["overshoot_at_most"] = job.steps if args.target_batch_size is not None else 0.0
     delay, outer = job.delayed and not evidence.job.delayed, args.outer is not None and not evidence.outer
+    figures["prices_unmatched"] = None if prices is None else prices.unmatched(places)
     extra = more(job.values, delay=delay, outer=outer)
     figures["memory"] = fits(swarm.members, extra)
     lines = _words(figures, found) + told(figures["memory"], extra)
+    if figures["prices_unmatched"]:
+        lines.append(f"In the price table: {figures['prices_unmatched']}.")
     if joins is not None:
         figures["joins"] = {
             "per_hour": args.joins_per_hour,
@@ -176,7 +179,7 @@ def _job(job: Workload, args: argparse.Namespace) -> Workload:
         job = replace(job, target=args.target_batch_size)
     if args.outer is not None:
         steps, colon, codec = args.outer.partition(":")
-        if not steps.isdecimal() or not 1 <= int(steps) < 1e9 or (colon and codec not in BYTES):
+        if not steps.isdecimal() or not 1 <= int(steps[:20]) < 1e9 or (colon and codec not in BYTES):
             raise ConfigurationError(f"--outer is H or H:CODEC, such as 30:int8, not {args.outer!r}")
         job = _encoded(replace(job, target=job.target * int(steps)), codec or job.contribution)
     return replace(job, delayed=job.delayed or args.delay)

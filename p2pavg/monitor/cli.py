@@ -22,6 +22,7 @@ from p2pavg.monitor.picture import Picture
 from p2pavg.monitor.shown import Shown
 from p2pavg.report.plot import plot_path, save_plot
 from p2pavg.report.prices import EXAMPLE, PriceTable
+from p2pavg.report.reading import end_last_line
 
 if TYPE_CHECKING:
     from p2pavg.monitor.web import Page
@@ -210,6 +211,8 @@ def _writing(path: str, mode: str = "w") -> Iterator[IO[str]]:
 
 
 def _opened(path: str, mode: str) -> IO[str]:
+    if mode == "a":
+        end_last_line(path)
     return open(path, mode, encoding="utf-8")
 
 

@@ -86,6 +86,7 @@ def summary(run: Run, prices: PriceTable | None = None) -> dict[str, Any]:
         made["dollars"] = dollars
         made["dollars_per_hour"] = per_hour(dollars, seconds)
         made["dollars_per_million_samples"] = per_million(dollars, samples)
+        made["prices_unmatched"] = prices.unmatched({report.region for report in reports})
     return made
 
 
@@ -181,5 +182,6 @@ def words(made: Mapping[str, Any]) -> list[str]:
             f"$ {figure(made['dollars'], 4)}: {figure(made['dollars_per_hour'], 4)} an hour, "
             f"{figure(made['dollars_per_million_samples'], 4)} per million samples"
         )
-    lines += [f"the last line of {path!r} is not whole and was left out" for path in made["cut"]]
+    if made.get("prices_unmatched"):
+        lines.append(made["prices_unmatched"])
     return lines

@@ -63,16 +63,19 @@ class JsonLines:
 
 
 def frames(path: str, run_id: str) -> Iterator[dict[str, Any]]:
-    """The frames of a run in a file that `JsonLines` wrote; lines that hold none are left out.
+    """The frames of a run in a file that `JsonLines` wrote; lines that hold none are left out and warned of.
 
     A file that is not there holds none. Raises ConfigurationError when it cannot be read.
     """
+    strange: list[int] = []
     try:
         with Path(path).open(encoding="utf-8", errors="replace") as file:
-            for line in file:
+            for number, line in enumerate(file, 1):
                 try:
                     frame = json.loads(line)
                 except (ValueError, RecursionError):
+                    if line.strip():
+                        strange.append(number)
                     continue
                 if isinstance(frame, dict) and frame.get("run_id") == run_id:
                     yield frame
@@ -80,3 +83,8 @@ def frames(path: str, run_id: str) -> Iterator[dict[str, Any]]:
         return
     except OSError as error:
         raise ConfigurationError(f"cannot read {path!r}: {error.strerror}") from None
+    if strange:
+        first = (
+            f"line {strange[0]}" if len(strange) == 1 else f"{len(strange)} lines, from line {strange[0]} on,"
+        )
+        log.warning("%s of %r: no JSON of a monitor, and left out", first, path)

@@ -37,6 +37,7 @@ class Picture:
         self.story = Story(self._called)
         self.epochs = Epochs()
         self._prices = prices
+        self._told_of_regions = False
         self._peers: dict[bytes, Seen] = {}
         self._found_at: float | None = None
 
@@ -49,9 +50,10 @@ class Picture:
                 continue
             seen = self._peers.get(peer)
             if seen is None:
+                there = [other.epoch for other in self._peers.values() if other.gone_at is None]
                 seen = self._peers[peer] = Seen(info, heard_at=now)
                 if self._found_at is not None and now - self._found_at > FINDING_S:
-                    self.story.say(f"{self._called(peer)} joined in epoch {info.epoch}", now, info.epoch)
+                    self.story.came(peer, info.epoch, there, now)
             if seen.info != info:
                 seen.heard_at = now
                 if seen.gone_at is not None and (
@@ -148,6 +150,7 @@ class Picture:
         live = sum(seen.rate for seen in here.values())
         samples = self._counted(here, leader, epoch, live, target, now)
         dollars = self._dollars(here)
+        self._look_at_regions(now)
         left = max(0.0, target - samples)
         total_pace = sum(seen.pace for seen in here.values())
         rows = tuple(
@@ -345,6 +348,17 @@ class Picture:
             spent = self._prices.dollars(region, seen.seconds, sent, self._sent_to_regions(seen, sent))
             total += per_hour(spent, seen.seconds)
         return total
+
+    def _look_at_regions(self, now: float) -> None:
+        """Say once when no peer is in a region of the price table."""
+        there = [seen for seen in self._peers.values() if seen.gone_at is None]
+        found = self._found_at is not None and now - self._found_at > FINDING_S
+        if self._prices is None or self._told_of_regions or not there or not found:
+            return
+        self._told_of_regions = True
+        told = self._prices.unmatched({seen.region for seen in there})
+        if told is not None:
+            self.story.say(told, now, max(seen.epoch for seen in there))
 
     def _sent_to_regions(
         self, seen: Seen, sent: Mapping[Distance, int]

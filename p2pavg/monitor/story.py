@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from p2pavg.identity import short_id
@@ -59,6 +59,14 @@ class Story:
         """Add a sentence."""
         self._number += 1
         self.lines.append(Line(now, text, epoch, self._number, broken))
+
+    def came(self, peer: bytes, epoch: int, there: Collection[int], now: float) -> None:
+        """Say that a peer came into view. there: the epochs of those that were; a newcomer's own is 0 until
+        it has their state.
+        """
+        newest = max(epoch, *there, 0)
+        how = "joined in" if there else "goes on from" if epoch else "began the run in"
+        self.say(f"{self._name(peer)} {how} epoch {newest}", now, newest)
 
     def gone(self, peer: bytes, epoch: int, why: str, now: float) -> None:
         """Say that a peer is gone, as the watcher itself sees it."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from p2pavg.errors import ConfigurationError, P2PAvgError
-from p2pavg.kinds import check_whole
+from p2pavg.kinds import MOST_SAMPLES, check_whole
 from p2pavg.node.shards import ParameterShards, local
 from p2pavg.optim import frozen
 from p2pavg.optim.arguments import check_closure
@@ -113,7 +113,7 @@ class NodeOptimizer(torch.optim.Optimizer):
             raise ConfigurationError(
                 "step() does not know its samples: pass batch_size_per_step or batch_size="
             )
-        check_whole("the samples of a step", samples, 1)
+        check_whole("the samples of a step", samples, 1, MOST_SAMPLES)
         before = self.epoch
         self._count(samples * self._size)
         self.stepped = self.epoch != before

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +14,8 @@ from p2pavg.errors import ConfigurationError
 
 REDUCTIONS = ("mean", "sum")
 LOCKSTEP = "step"
+LEAST_NORM = 1.2e-38  # of float32, short of its subnormal numbers
+LEAST_USD, MOST_USD = 1e-6, 1e9  # an hour
 RESERVED = "p2pavg."  # how names of p2pavg's own extras begin
 WRAPPERS = {
     "CollaborativeOptimizer": "wrap the optimizer inside it, after close()",
@@ -102,23 +102,42 @@ def check_sizes(target_batch_size: object, batch_size_per_step: object) -> None:
     """Raises ConfigurationError unless both are whole numbers of samples that fit each other, or the target
     is "step".
     """
+    if target_batch_size is None:
+        raise ConfigurationError(
+            "target_batch_size is missing: how many samples of all peers together make one optimizer step, "
+            'such as 4096, or "step" for one step() of each peer'
+        )
     if isinstance(target_batch_size, str):
         if target_batch_size != LOCKSTEP:
             raise ConfigurationError(
                 'target_batch_size must be a whole number of samples, or "step" for one step() of each peer, '
-                f"not {target_batch_size!r}"
+                f"not {kinds.seen(target_batch_size)}"
             )
-        target_batch_size = sys.maxsize
+        target_batch_size = kinds.MOST_SAMPLES
     for name, value in (
         ("target_batch_size", target_batch_size),
         ("batch_size_per_step", batch_size_per_step),
     ):
         if value is None and name == "batch_size_per_step":
             continue
-        if not _is_whole(value, 1):
-            raise ConfigurationError(f"{name} must be a whole number of samples, at least 1, not {value!r}")
+        if not _is_whole(value, 1, kinds.MOST_SAMPLES):
+            raise ConfigurationError(
+                f"{name} must be a whole number of samples, from 1 to {kinds.MOST_SAMPLES:,}, not "
+                f"{kinds.seen(value)}"
+            )
     if isinstance(batch_size_per_step, int) and isinstance(target_batch_size, int):
         check_step_fits(batch_size_per_step, target_batch_size)
+
+
+def check_overlap(overlap: int, target: int, batch_size_per_step: int | None) -> None:
+    """Raises ConfigurationError for more local steps behind a round than one peer alone takes for an outer
+    step. target: samples of that.
+    """
+    if batch_size_per_step is not None and overlap > (steps := -(-target // batch_size_per_step)):
+        raise ConfigurationError(
+            f"Outer(overlap={overlap}) is more than the {steps} local steps that an outer step has at most, "
+            f"of {target} samples: the next one would begin before the last has ended; take at most {steps}"
+        )
 
 
 def check_extras(extras: Mapping[str, object]) -> None:
@@ -146,16 +165,22 @@ def check_closure(closure: object) -> None:
         )
 
 
-def check_sync(target_batch_size: object, batch_size_per_step: object) -> None:
+def check_sync(target_batch_size: object, batch_size_per_step: object, sync_every: int) -> None:
     """Raises ConfigurationError unless Outer(sync_every=) can tell the samples of an outer step."""
     if target_batch_size is not None:
         raise ConfigurationError(
-            "Outer(sync_every=...) sets the samples of an outer step by the peers present: pass None as "
-            f"target_batch_size, not {target_batch_size!r}"
+            "Outer(sync_every=...) sets the samples of an outer step by the peers present: leave "
+            f"target_batch_size={kinds.seen(target_batch_size)} out"
         )
-    if not _is_whole(batch_size_per_step, 1):
+    if not _is_whole(batch_size_per_step, 1, kinds.MOST_SAMPLES):
         raise ConfigurationError(
             "Outer(sync_every=...) needs batch_size_per_step=, the samples of one step(), equal on all peers"
+        )
+    assert isinstance(batch_size_per_step, int)
+    if sync_every * batch_size_per_step > kinds.MOST_SAMPLES:
+        raise ConfigurationError(
+            f"Outer(sync_every={sync_every}) steps of {batch_size_per_step} samples are more than "
+            f"{kinds.MOST_SAMPLES:,} samples between two averages; let there be fewer steps"
         )
 
 
@@ -177,7 +202,7 @@ def check_run_id(run_id: object) -> None:
 def check_reduction(loss_reduction: object) -> None:
     """Raises ConfigurationError unless it is "mean" or "sum"."""
     if loss_reduction not in REDUCTIONS:
-        raise ConfigurationError(f'loss_reduction must be "mean" or "sum", not {loss_reduction!r}')
+        raise ConfigurationError(f'loss_reduction must be "mean" or "sum", not {kinds.seen(loss_reduction)}')
 
 
 def check_clipping(max_grad_norm: object) -> None:
@@ -185,16 +210,19 @@ def check_clipping(max_grad_norm: object) -> None:
     if max_grad_norm is None:
         return
     number = isinstance(max_grad_norm, int | float) and not isinstance(max_grad_norm, bool)
-    if not number or not max_grad_norm > 0:  # type: ignore[operator]
-        raise ConfigurationError(f"max_grad_norm must be a number above 0, or None, not {max_grad_norm!r}")
+    if not number or not max_grad_norm >= LEAST_NORM:  # type: ignore[operator]
+        raise ConfigurationError(
+            f"max_grad_norm must be a number above 0, of float32, or None, not {kinds.seen(max_grad_norm)}"
+        )
 
 
 def check_notice(leave_notice_s: object) -> None:
     """Raises ConfigurationError unless it is a number of seconds, 0 or more."""
     number = isinstance(leave_notice_s, int | float) and not isinstance(leave_notice_s, bool)
-    if not number or not 0 <= leave_notice_s < math.inf:  # type: ignore[operator]
+    if not number or not 0 <= leave_notice_s <= kinds.MOST_SECONDS:  # type: ignore[operator]
         raise ConfigurationError(
-            f"leave_notice_s must be a number of seconds, 0 or more, not {leave_notice_s!r}"
+            f"leave_notice_s must be a number of seconds from 0 to {kinds.MOST_SECONDS:,.0f}, not "
+            f"{kinds.seen(leave_notice_s)}"
         )
 
 
@@ -202,47 +230,39 @@ def check_checkpoints(checkpoint_dir: object, checkpoint_epochs: object) -> None
     """Raises ConfigurationError unless checkpoint_epochs is None or a whole number, with a directory."""
     if checkpoint_epochs is None:
         return
-    if not _is_whole(checkpoint_epochs, 1):
-        raise ConfigurationError(
-            f"checkpoint_epochs must be a whole number of at least 1, not {checkpoint_epochs!r}"
-        )
+    kinds.check_whole("checkpoint_epochs", checkpoint_epochs, 1, kinds.MOST_EPOCHS)
     if checkpoint_dir is None:
         raise ConfigurationError("checkpoint_epochs needs checkpoint_dir: name a directory")
 
 
 def check_warmup(delay_warmup_epochs: object) -> None:
     """Raises ConfigurationError unless it is a number of epochs."""
-    if not _is_whole(delay_warmup_epochs, 0):
-        raise ConfigurationError(
-            f"delay_warmup_epochs must be a whole number of epochs, at least 0, not {delay_warmup_epochs!r}"
-        )
+    kinds.check_whole("delay_warmup_epochs", delay_warmup_epochs, 0, kinds.MOST_EPOCHS)
 
 
 def check_grad_dtype(grad_dtype: object) -> None:
     """Raises ConfigurationError unless it is None or a torch.dtype of floats."""
     if grad_dtype is not None and not (isinstance(grad_dtype, torch.dtype) and grad_dtype.is_floating_point):
         raise ConfigurationError(
-            f"grad_dtype must be a float dtype such as torch.float32, not {grad_dtype!r}"
+            f"grad_dtype must be a float dtype such as torch.float32, not {kinds.seen(grad_dtype)}"
         )
 
 
 def check_resync(resync_epochs: object) -> None:
     """Raises ConfigurationError unless it is None or a number of epochs."""
-    if resync_epochs is not None and not _is_whole(resync_epochs, 1):
-        raise ConfigurationError(
-            f"resync_epochs must be a whole number of epochs, at least 1, or None, not {resync_epochs!r}"
-        )
+    if resync_epochs is not None:
+        kinds.check_whole("resync_epochs", resync_epochs, 1, kinds.MOST_EPOCHS)
 
 
 def check_buffers(buffers: object) -> None:
     """Raises ConfigurationError unless it is "average" or "leader"."""
     if buffers not in ("average", "leader"):
-        raise ConfigurationError(f'buffers must be "average" or "leader", not {buffers!r}')
+        raise ConfigurationError(f'buffers must be "average" or "leader", not {kinds.seen(buffers)}')
 
 
-def _is_whole(value: object, least: int) -> bool:
-    """Whether `value` is an int of at least `least`; True and False are none."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _is_whole(value: object, least: int, most: int) -> bool:
+    """Whether `value` is an int from `least` to `most`; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def check_lockstep(**options: object) -> None:
@@ -260,9 +280,10 @@ def check_spending(usd_per_hour: object, prices: object) -> None:
     if usd_per_hour is None:
         return
     number = isinstance(usd_per_hour, int | float) and not isinstance(usd_per_hour, bool)
-    if not number or not 0 < usd_per_hour < math.inf:  # type: ignore[operator]
+    if not number or not LEAST_USD <= usd_per_hour <= MOST_USD:  # type: ignore[operator]
         raise ConfigurationError(
-            f"max_egress_usd_per_hour must be a number of dollars above 0, or None, not {usd_per_hour!r}"
+            f"max_egress_usd_per_hour must be a number of dollars from {LEAST_USD:f} to {MOST_USD:,.0f}, or "
+            f"None, not {kinds.seen(usd_per_hour)}"
         )
     if prices is None:
         raise ConfigurationError(
@@ -290,7 +311,9 @@ def check_sparse(**options: object) -> None:
     """Raises ConfigurationError for options that a density says itself; None goes with all."""
     for name, value in options.items():
         if value is not None:
-            raise ConfigurationError(f"Outer(density=...) {_DENSITY_IS[name]}; leave {name}={value!r} out")
+            raise ConfigurationError(
+                f"Outer(density=...) {_DENSITY_IS[name]}; leave {name}={kinds.seen(value)} out"
+            )
 
 
 _DENSITY_IS = {

@@ -244,7 +244,7 @@ class RunWrapper(Wrapper):
             notice_s: seconds that this may take; None: `leave_notice_s`; 0: nothing is handed over.
         """
         if notice_s is not None:
-            kinds.check_number("notice_s", notice_s)
+            kinds.check_number("notice_s", notice_s, 0.0, kinds.MOST_SECONDS)
         if self._closed:
             return
         self._closed = True

@@ -29,7 +29,7 @@ from p2pavg.optim.outer.settings import outer_of
 from p2pavg.optim.outer.update import Moves, OuterUpdate
 from p2pavg.optim.outside import Outside
 from p2pavg.optim.process import company, sigterm, spot
-from p2pavg.optim.resume import SOFTWARE, Resumable, saving
+from p2pavg.optim.resume import SOFTWARE, Resumable, built_of, saving
 from p2pavg.optim.sampling import Sampling
 from p2pavg.optim.training_options import TrainingOptions
 from p2pavg.optim.training_state import FiledState, TrainingState, outline, parameters_of, schema
@@ -42,7 +42,7 @@ from p2pavg.optim.updates.resync import Resync
 from p2pavg.optim.updates.schedule import Schedule
 from p2pavg.optim.updates.update import FOUND_INF, HALF_CHANGED, Shared, Update, WaitingUpdate
 from p2pavg.peer.peer import Peer
-from p2pavg.peer.signature import takes
+from p2pavg.peer.signature import check_arguments, takes
 from p2pavg.report import RoundReport
 from p2pavg.rounds.session import Session
 from p2pavg.rounds.state.files.checkpoints import About
@@ -65,7 +65,7 @@ class CollaborativeOptimizer(Accumulating):
         run_id: the run's name; peers of one run_id train together.
         target_batch_size: samples per epoch, over the whole swarm; or "step", for lockstep: one `step()` of
             each peer present makes an epoch, weighted by its samples, and whoever is late or joins counts in
-            the next; or None, with Outer(sync_every=).
+            the next; None: with Outer(sync_every=), which says it.
         batch_size_per_step: samples per `backward()`, in lockstep per `step()`; None: taken from the first
             `step(batch_size=n)`.
         initial_peers: "host:port" of any members; empty: start a new swarm; None: those in
@@ -143,6 +143,7 @@ class CollaborativeOptimizer(Accumulating):
         """With a node_group a `p2pavg.node.optimizer.NodeOptimizer`, whose first rank builds one of these."""
         if node_group is None:
             return super().__new__(cls)
+        check_arguments(cls, inspect.signature(TrainingOptions), args, options)
         first = ("optimizer", "run_id", "target_batch_size", "batch_size_per_step")
         options.update(zip(first, args, strict=False))
         node = importlib.import_module("p2pavg.node")  # a floor above, and torch.distributed with it
@@ -213,8 +214,9 @@ class CollaborativeOptimizer(Accumulating):
         self._state = TrainingState(optimizer, scheduler, self._buffers.agreed, kept, values)
         self._described = _describe(optimizer)
         self._outline = outline(optimizer, persistent_buffers(modules))
-        self._resumable = Resumable(self.run_id, schema(self._outline), scheduler, self._masters, whole)
-        about = About(self.run_id, self._resumable.schema, ", ".join(self._described), SOFTWARE)
+        fingerprint, built = schema(self._outline), built_of(params, self._described)
+        self._resumable = Resumable(self.run_id, fingerprint, scheduler, self._masters, whole, built)
+        about = About(self.run_id, fingerprint, built, SOFTWARE)
         self._filed = FiledState(self._state, filed)
         self._saving = saving(options.checkpoint_dir, options.checkpoint_epochs, about, self._filed)
         self._build_peer = partial(Peer, self.run_id, **options.shared())

@@ -6,7 +6,7 @@ import base64
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from p2pavg.errors import ConfigurationError, StateError
 from p2pavg.kinds import seen
 from p2pavg.optim.updates.masters import Masters
+from p2pavg.printable import printable
 from p2pavg.rounds.state.files.checkpoints import About, Checkpoints
 from p2pavg.rounds.state.files.saver import Saving
 from p2pavg.rounds.state.generation_rows import from_rows, to_rows
@@ -46,6 +47,7 @@ class Resumable:
     scheduler: LRScheduler | None
     masters: Masters | None
     extras: Mapping[str, Stateful]
+    built: str = ""  # what the state is of, in words
 
     def save(self, inner: dict[str, Any], training: Training) -> dict[str, Any]:
         """The inner optimizer's state_dict() with the run's part, and a mark in its first group that stays
@@ -64,6 +66,7 @@ class Resumable:
             "lineage": lineage.hex(),
             "history": base64.b64encode(history).decode(),
             "schema": self.schema.hex(),
+            "built": self.built,
             "software": SOFTWARE,
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "masters": None if self.masters is None else self.masters.copies(),
@@ -108,8 +111,12 @@ class Resumable:
             return
         _start(saved)
         if saved.get("schema", self.schema.hex()) != self.schema.hex():
+            theirs = saved.get("built")
+            differ = isinstance(theirs, str) and theirs != self.built
+            told = f" ({printable(str(theirs))}, and here {self.built})" if differ else ""
             raise StateError(
-                "this state_dict is of another model or optimizer; build what was saved, in the same order"
+                f"this state_dict is of another model or optimizer{told}; build what was saved, in the same "
+                "order"
             )
         if saved.get("software", SOFTWARE) != SOFTWARE:
             log.warning(
@@ -128,6 +135,12 @@ class Resumable:
             self.scheduler.load_state_dict(numbered(saved["scheduler"]))
         load_extras(self.extras, saved.get("extras", {}))
         return _start(saved)
+
+
+def built_of(params: Sequence[torch.Tensor], described: Sequence[str]) -> str:
+    """What a state is of, in words: parameters, class, and dtypes."""
+    kinds = sorted({str(param.dtype).removeprefix("torch.") for param in params})
+    return ", ".join([*described, " and ".join(kinds)])
 
 
 def _start(saved: Mapping[str, Any]) -> RunStart:

@@ -11,6 +11,7 @@ from p2pavg.optim.member import Entering, RunWrapper
 from p2pavg.optim.outer.local import LocalSteps
 from p2pavg.optim.resume import MARK
 from p2pavg.optim.updates import options
+from p2pavg.optim.updates.built import KINDS, Built
 from p2pavg.rounds.training import RunStart
 
 
@@ -53,11 +54,12 @@ class Saved(RunWrapper):
             StateError: when it is of another model or optimizer, or malformed.
         """
         state, ours = self._resumable.parted(state_dict)
-        options.check_saved(self.inner, state)
+        options.check_saved(self.inner, state, plain=ours is None)
         self._resumable.check(ours)
         if self.stands_at(state_dict):
             options.take(self.inner, state)
             return
+        built = Built(self.inner, self._options.scheduler)
         before, known = None, self._known()
         with suppress(ClosedError):  # of a peer that has failed, the checkpoint alone is left
             before = self._standing()
@@ -72,6 +74,7 @@ class Saved(RunWrapper):
         self._entering = Entering(start, 0, known)
         self._join(start, known)
         self._entering = None
+        built.tell_replaced(KINDS)
 
     def _load(self, state: dict[str, Any], ours: Mapping[str, Any] | None) -> RunStart | None:
         """Load the two parts of a state_dict(). Returns where the run stood."""

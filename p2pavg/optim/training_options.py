@@ -16,20 +16,20 @@ from p2pavg.errors import ConfigurationError
 from p2pavg.optim import arguments, preflight
 from p2pavg.optim.outer.settings import Outer, outer_of
 from p2pavg.optim.resume import Stateful, check_fresh
-from p2pavg.peer.settings import PeerOptions, check_rate
+from p2pavg.peer.settings import PeerOptions, Settings, check_rate
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingOptions(PeerOptions):
     """The options of `CollaborativeOptimizer`: its own, and those that it hands to its `Peer`.
 
-    Raises ConfigurationError for options that cannot work, alone or together. The peer's own options are
-    checked when the peer is built.
+    Raises ConfigurationError for options that cannot work, alone or together, those of the peer among them,
+    and CredentialError for credentials that cannot.
     """
 
     optimizer: torch.optim.Optimizer = field(kw_only=False)
     run_id: str = field(kw_only=False)
-    target_batch_size: int | str | None = field(kw_only=False)
+    target_batch_size: int | str | None = field(default=None, kw_only=False)
     batch_size_per_step: int | None = field(default=None, kw_only=False)
     scheduler: LRScheduler | None = None
     delay_updates: bool = False
@@ -59,7 +59,7 @@ class TrainingOptions(PeerOptions):
         if outer is None or outer.sync_every is None:
             arguments.check_sizes(self.target_batch_size, self.batch_size_per_step)
         else:
-            arguments.check_sync(self.target_batch_size, self.batch_size_per_step)
+            arguments.check_sync(self.target_batch_size, self.batch_size_per_step, outer.sync_every)
         arguments.check_scheduler(self.scheduler, self.optimizer)
         arguments.check_reduction(self.loss_reduction)
         arguments.check_clipping(self.max_grad_norm)
@@ -90,11 +90,13 @@ class TrainingOptions(PeerOptions):
             )
             object.__setattr__(self, "compression", codecs.sparse_of(outer.density))
         if outer is not None:
+            arguments.check_overlap(outer.overlap, self.target_with(1), self.batch_size_per_step)
             arguments.check_outer(
                 delay_updates=self.delay_updates,
                 resync_epochs=self.resync_epochs,
                 grad_dtype=self.grad_dtype,
             )
+        Settings(self.run_id, **self.shared())
         if self.offload_optimizer:
             preflight.check(
                 self.optimizer, self.compression, self.grad_dtype, delayed=self.delay_updates, outer=outer

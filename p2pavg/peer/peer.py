@@ -81,6 +81,7 @@ class Peer:
     @takes(Settings)
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        settings.warn_if_open()
         self.run_id = settings.run_id
         self.compression = settings.compression
         self._publisher = Publisher(settings.reports_path, settings.on_round)
@@ -128,7 +129,7 @@ class Peer:
         Args:
             notice_s: seconds that this may take at most, about.
         """
-        kinds.check_number("notice_s", notice_s)
+        kinds.check_number("notice_s", notice_s, 0.0, kinds.MOST_SECONDS)
         self._closed = True
         sigterm.forget(self)
         thread, runtime = self._thread, self._runtime
@@ -217,7 +218,7 @@ class Peer:
         Returns:
             How many other peers train and are linked now.
         """
-        kinds.check_whole("count", count, 0)
+        kinds.check_whole("count", count, 0, kinds.MOST_PEERS)
         if timeout is not None:
             kinds.check_number("timeout", timeout, most=math.inf)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -304,7 +305,7 @@ class Peer:
         """
         kinds.check_number("weight", weight, 0.0, MOST_WEIGHT)
         if group_size is not None:
-            kinds.check_whole("group_size", group_size, 1)
+            kinds.check_whole("group_size", group_size, 1, kinds.MOST_PEERS)
         kinds.check_number("timeout", timeout, most=math.inf)
         self._running()
         if self._averager is None:
@@ -319,7 +320,7 @@ class Peer:
             samples: over the whole swarm; None: one for each peer that is linked now.
         """
         if samples is not None:
-            kinds.check_whole("samples", samples, 1)
+            kinds.check_whole("samples", samples, 1, kinds.MOST_SAMPLES)
         runtime, thread = self._running(), self._thread
         assert thread is not None
         thread.run(runtime.set_target(samples))

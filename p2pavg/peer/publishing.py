@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from p2pavg.errors import ConfigurationError
 from p2pavg.report import RoundReport
+from p2pavg.report.reading import end_last_line
 
 logger = logging.getLogger("p2pavg.peer.peer")
 
@@ -27,6 +28,7 @@ class Publisher:
         try:
             with open(self._path, "a", encoding="utf-8"):
                 pass
+            end_last_line(self._path)
         except OSError as error:
             raise ConfigurationError(
                 f"cannot write reports to {self._path!r} ({error.strerror}); "

@@ -224,7 +224,7 @@ class Runtime:
         role = role_among(self.links.values(), start)
         me, run_id = self.peer_id, self.settings.run_id
         machine, planner = build_machine(self.settings, me, spec, start, role, client_only=self._is_hidden())
-        region = self.settings.region or ""
+        region, prices = self.settings.region or "", self.settings.price_table
         meter = LinkMeter(
             self._engine,
             region,
@@ -257,6 +257,7 @@ class Runtime:
             lambda: (machine.epoch, machine.role is Role.JOINER),
             lambda: self.view.peers.values(),
             self.threads,
+            None if prices is None else lambda regions: prices.unmatched({region, *regions}),
         )
         self._announcer = Announcer(self.view, self._record)
         self._beat()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -90,10 +89,10 @@ class Settings(PeerOptions):
         streams = self.streams
         if streams != "auto" and (type(streams) is not int or not 1 <= streams <= MOST_CHOSEN):
             raise ConfigurationError(
-                f'streams must be "auto" or an int from 1 to {MOST_CHOSEN}, not {streams!r}'
+                f'streams must be "auto" or an int from 1 to {MOST_CHOSEN}, not {kinds.seen(streams)}'
             )
         if self.map_port is not None and not isinstance(self.map_port, bool):
-            raise ConfigurationError(f"map_port must be True, False or None, not {self.map_port!r}")
+            raise ConfigurationError(f"map_port must be True, False or None, not {kinds.seen(self.map_port)}")
         check_rate("max_upload_mbps", self.max_upload_mbps)
         if not _is_zero(self.max_relay_mbps):
             check_rate("max_relay_mbps", self.max_relay_mbps)
@@ -112,11 +111,7 @@ class Settings(PeerOptions):
     def most_peers(self) -> int | None:
         """How many peers a run may have when this one joins, of the environment; None: what is tested."""
         given = os.environ.get("P2PAVG_MOST_PEERS")
-        if not given:
-            return None
-        if not given.isdecimal() or int(given) < 1:
-            raise ConfigurationError(f"P2PAVG_MOST_PEERS must be a whole number from 1, not {given!r}")
-        return int(given)
+        return kinds.whole_of("P2PAVG_MOST_PEERS", given, 1, kinds.MOST_PEERS) if given else None
 
     @cached_property
     def bind(self) -> Address:
@@ -152,12 +147,6 @@ class Settings(PeerOptions):
         """The credentials, loaded; None: the run is open."""
         source = self.credentials or from_environment()
         if source is None:
-            if not is_loopback(self.bind[0]):
-                logger.warning(
-                    "run %r is open: whoever reaches its ports can read its gradients and take part; "
-                    "close it with 'p2pavg credentials new' and credentials=",
-                    self.run_id,
-                )
             return None
         loaded = Credentials.load(source)
         if loaded.run_id != self.run_id:
@@ -165,6 +154,15 @@ class Settings(PeerOptions):
                 f"these credentials are for run {loaded.run_id!r}, not {self.run_id!r}; use that run_id"
             )
         return loaded
+
+    def warn_if_open(self) -> None:
+        """Warn of a run that is open to others than this machine."""
+        if self.membership is None and not is_loopback(self.bind[0]):
+            logger.warning(
+                "run %r is open: whoever reaches its ports can read its gradients and take part; "
+                "close it with 'p2pavg credentials new' and credentials=",
+                self.run_id,
+            )
 
     @cached_property
     def label(self) -> str:
@@ -194,7 +192,7 @@ class Settings(PeerOptions):
             return Topology(self.plan)
         except ValueError:
             names = ", ".join(f'"{name}"' for name in Topology)
-            raise ConfigurationError(f"plan must be one of {names}, not {self.plan!r}") from None
+            raise ConfigurationError(f"plan must be one of {names}, not {kinds.seen(self.plan)}") from None
 
     @cached_property
     def price_table(self) -> PriceTable | None:
@@ -228,7 +226,10 @@ def _is_zero(value: object) -> bool:
 
 
 def check_rate(name: str, value: object) -> None:
-    """Raises ConfigurationError unless it is None or a number of Mb/s, at least 1."""
+    """Raises ConfigurationError unless it is None or a number of Mb/s from 1 on."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and (not number or not 1 <= value < math.inf):  # type: ignore[operator]
-        raise ConfigurationError(f"{name} must be a number of Mb/s of at least 1, or None, not {value!r}")
+    if value is not None and (not number or not 1 <= value <= kinds.MOST_MBPS):  # type: ignore[operator]
+        raise ConfigurationError(
+            f"{name} must be a number of Mb/s of at least 1, up to {kinds.MOST_MBPS:g}, or None, not "
+            f"{kinds.seen(value)}"
+        )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Concatenate, ParamSpec, TypeVar
 
 Self = TypeVar("Self")
@@ -23,6 +24,31 @@ def _unexpected(given: Iterable[str], expected: inspect.Signature) -> str:
     return ""
 
 
+def _missing(owner: type, expected: inspect.Signature, args: tuple[object, ...], given: Iterable[str]) -> str:
+    """The first argument that has to be given and is not, and what it means, by the docstring of the class;
+    empty: none.
+    """
+    for name in [*expected.parameters][len(args) :]:
+        if expected.parameters[name].default is inspect.Parameter.empty and name not in given:
+            said = re.search(rf"^ *{name}: ([^;:.]*)", inspect.getdoc(owner) or "", re.MULTILINE)
+            meaning = f", {' '.join(said[1].split())}" if said else ""
+            return f"the argument {name!r} is missing{meaning}"
+    return ""
+
+
+def check_arguments(
+    owner: type, expected: inspect.Signature, args: tuple[object, ...], given: Mapping[str, object]
+) -> None:
+    """Raises TypeError, which names the class and the argument, unless a constructor of `owner` takes these
+    arguments.
+    """
+    try:
+        expected.bind(*args, **given)
+    except TypeError as error:
+        told = _unexpected(given, expected) or _missing(owner, expected, args, given) or error
+        raise TypeError(f"{owner.__name__}: {told}") from None
+
+
 def takes(
     options: Callable[P, Options],
 ) -> Callable[[Callable[[Self, Options], None]], Callable[Concatenate[Self, P], None]]:
@@ -35,10 +61,7 @@ def takes(
     def decorate(init: Callable[[Self, Options], None]) -> Callable[Concatenate[Self, P], None]:
         @functools.wraps(init)
         def constructor(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            try:
-                expected.bind(*args, **kwargs)
-            except TypeError as error:
-                raise TypeError(f"{type(self).__name__}: {_unexpected(kwargs, expected) or error}") from None
+            check_arguments(type(self), expected, args, kwargs)
             init(self, options(*args, **kwargs))
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)

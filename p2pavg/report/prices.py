@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from p2pavg.errors import ConfigurationError
+from p2pavg.printable import printable
 from p2pavg.report.distance import Distance, distance
 
 GB = 1e9
 DEFAULT = "default"
+MOST_NAMED = 4  # regions, in a sentence
 
 EXAMPLE = """\
 [peer_hour]          # dollars per hour of one peer, by the longest beginning of its region
@@ -77,6 +79,23 @@ class PriceTable:
         column = _longest(row, there)
         return self.gb.get(where, 0.0) if column is None else row[column]
 
+    def unmatched(self, regions: Collection[str]) -> str | None:
+        """What to tell when the table names regions for peers' hours, or for traffic, and none of them is the
+        beginning of one of these, those of the peers; None: one is, or it names none.
+        """
+        strange: set[str] = set()
+        for names in (self.peer_hour.keys() - {DEFAULT}, self.egress.keys()):
+            if not any(region.startswith(name) for region in regions for name in names):
+                strange |= names
+        if not strange:
+            return None
+        named = ", ".join(repr(printable(region)) for region in sorted(regions) if region)
+        theirs = f"their regions are {named}" if named else "they name none (region=, P2PAVG_REGION)"
+        return (
+            f"no peer is in a region that begins as the price table says, with {_either(strange)}: {theirs}; "
+            "prices of other regions do not count"
+        )
+
     def dollars(
         self,
         region: str,
@@ -96,6 +115,12 @@ class PriceTable:
 def _longest(names: Collection[str], region: str) -> str | None:
     """The longest of these with which the region's name begins."""
     return max((name for name in names if region.startswith(name)), key=len, default=None) if names else None
+
+
+def _either(names: Iterable[str]) -> str:
+    shown = [repr(printable(name)) for name in sorted(names)]
+    more = f" or {len(shown) - MOST_NAMED} more" if len(shown) > MOST_NAMED else ""
+    return " or ".join(shown[:MOST_NAMED]) + more
 
 
 def per_hour(dollars: float, seconds: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +12,13 @@ from pathlib import Path
 from p2pavg.errors import ConfigurationError
 from p2pavg.report import RoundReport
 
+log = logging.getLogger("p2pavg.report")
 
-def read_reports(path: str | os.PathLike[str]) -> tuple[list[RoundReport], bool]:
-    """The reports of one file, and whether its last line is complete: a peer may have been killed while it
-    wrote.
+
+def read_reports(path: str | os.PathLike[str]) -> tuple[list[RoundReport], list[int]]:
+    """The reports of one file, and the numbers of lines that are not whole, which are warned of and left out:
+    a peer may have been killed while it wrote one. Raises ConfigurationError, which names the line that
+    cannot be used.
     """
     name = str(path)
     try:
@@ -24,7 +28,7 @@ def read_reports(path: str | os.PathLike[str]) -> tuple[list[RoundReport], bool]
     except UnicodeDecodeError:
         raise ConfigurationError(f"{name!r} holds no reports: it is not text") from None
     lines = text.split("\n")
-    reports = []
+    reports, cut = [], []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -36,19 +40,38 @@ def read_reports(path: str | os.PathLike[str]) -> tuple[list[RoundReport], bool]
         except ConfigurationError as error:
             raise ConfigurationError(f"line {number} of {name!r}: {error}") from None
         except (ValueError, RecursionError):
-            if number == len(lines) and reports:
-                return reports, False
+            if line.startswith("{") or (number == len(lines) and reports):
+                cut.append(number)
+                continue
             raise ConfigurationError(f"line {number} of {name!r} is no JSON of a report") from None
+    if cut and not reports:
+        raise ConfigurationError(f"line {cut[0]} of {name!r} is no JSON of a report")
+    if cut:
+        which = f"line {cut[0]}" if len(cut) == 1 else f"{len(cut)} lines, the first of them line {cut[0]},"
+        log.warning("%s of %r: not whole, and left out, as a peer was ended while it wrote", which, name)
     if not reports:
         raise ConfigurationError(
             f"{name!r} is empty: peers write there with P2PAVG_REPORTS={name}, a line after every epoch"
         )
-    return reports, True
+    return reports, cut
+
+
+def end_last_line(path: str | os.PathLike[str]) -> None:
+    """Write the end of the last line of a file where it is missing, so that what is appended begins a new
+    one. Raises OSError.
+    """
+    if not Path(path).is_file():  # but a pipe or a terminal, or nothing yet
+        return
+    with open(path, "rb+", buffering=0) as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All reports of one run, by epoch and then peer. cut: files whose last line is incomplete.
+    """All reports of one run, by epoch and then peer. cut: files with a line that is not whole.
 
     The last report of a peer that leaves names what it discarded and has no members, as no round ended with
     it.
@@ -75,9 +98,9 @@ def load(paths: Sequence[str | os.PathLike[str]], run_id: str | None = None) -> 
     reports: list[RoundReport] = []
     cut = []
     for path in paths:
-        found, whole = read_reports(path)
+        found, lines = read_reports(path)
         reports += found
-        if not whole:
+        if lines:
             cut.append(str(path))
     names = sorted({report.run_id for report in reports})
     if run_id is None and len(names) > 1:

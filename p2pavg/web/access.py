@@ -32,7 +32,7 @@ class Place:
 def place_of(text: str, chosen: str | None) -> Place:
     """The place that "host:port" names; chosen: the user's own token. Raises ConfigurationError."""
     host, colon, port = text.rpartition(":")
-    if not host or not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    if not host or not colon or not port.isascii() or not port.isdigit() or not int(port[:9]) <= 65535:
         raise ConfigurationError(f"--web takes host:port, such as 127.0.0.1:8033, not {text!r}")
     if chosen and (len(chosen) < LEAST_TOKEN or not chosen.isascii() or not chosen.isalnum()):
         raise ConfigurationError(

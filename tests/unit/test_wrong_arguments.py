@@ -8,6 +8,7 @@ import math
 import types
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from p2pavg import (
     SwarmSampler,
     SwarmShards,
 )
+from p2pavg.optim.process import company
 from p2pavg.optim.training_options import TrainingOptions
 from p2pavg.peer.settings import Settings
 from p2pavg.peer.tensors import Call
@@ -57,8 +59,6 @@ MAKERS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     ),
     "SwarmShards": (shards, ["urls", "lengths", "seed", "piece"]),
 }
-# What an option of the peer, which CollaborativeOptimizer hands on, gets to hear when the peer is built.
-HANDED_ON = {f.name for f in fields(Settings)} - {"run_id", "compression"}
 
 
 def refusal(call: Callable[..., Any], *args: Any, **options: Any) -> str | None:
@@ -85,8 +85,7 @@ def test_an_argument_of_another_kind_is_refused_in_one_sentence(public: str) -> 
             told = refusal(make, **{argument: value})
             assert is_one_sentence(told), (argument, value, told)
             wanted = (value is nothing and argument == "on_round") or (argument, repr(value)) in TAKES_JUNK
-            later = public == "CollaborativeOptimizer" and argument in HANDED_ON
-            if any(value is junk for junk in JUNK) and not (wanted or later):
+            if any(value is junk for junk in JUNK) and not wanted:
                 assert told is not None, f"{public}({argument}={value!r}) was taken"
 
 
@@ -124,6 +123,65 @@ def test_options_of_training_tell_what_they_take() -> None:
     told = refusal(CollaborativeOptimizer, inner, "r", 4, node_group=3)
     assert told is not None
     assert told.startswith("node_group must be a torch.distributed group")
+
+
+BOUNDLESS = {  # what has no bound that a number could break
+    "max_grad_norm",  # a huge one clips nothing, nor does infinity
+}
+
+
+@pytest.mark.parametrize("public", MAKERS)
+def test_every_number_has_bounds(public: str, tmp_path: Path) -> None:
+    """No argument takes a number that nothing could come of: infinity, 10**30, 1e300."""
+    make, arguments = MAKERS[public]
+    for argument in arguments:
+        for value in (10**30, 10**5000, -(10**5000), 2**70, 1e300, math.inf, -math.inf, -1, math.nan, -2.5):
+            told = refusal(make, **{argument: value})
+            assert told is not None or argument in BOUNDLESS, f"{public}({argument}={value!r}) was taken"
+    prices = tmp_path / "prices.toml"
+    prices.write_text("[gb]\nworld = 0.1\n")
+    assert refusal(options, max_egress_usd_per_hour=1.0, prices=prices) is None
+    for limit in (10**30, 1e-300, math.inf, math.nan):
+        assert "max_egress_usd_per_hour" in str(
+            refusal(options, max_egress_usd_per_hour=limit, prices=prices)
+        )
+
+
+def test_more_overlap_than_an_outer_step_has_steps_is_refused() -> None:
+    """Outer(overlap=) is at most the local steps that a peer alone takes between two averages, where they are
+    known; sync_every is at most what samples can be counted.
+    """
+    given = {"target_batch_size": 64, "batch_size_per_step": 8}
+    assert refusal(options, outer=Outer(overlap=8), **given) is None
+    told = refusal(options, outer=Outer(overlap=9), **given)
+    assert told is not None
+    assert told.startswith("Outer(overlap=9) is more than the 8 local steps that an outer step has at most")
+    assert refusal(options, outer=Outer(overlap=5, fragments=2), **given)
+    given = {"target_batch_size": None, "batch_size_per_step": 8}
+    assert refusal(options, outer=Outer(overlap=5, sync_every=4), **given)
+    assert refusal(options, outer=Outer(overlap=4, sync_every=4), **given) is None
+    told = refusal(options, outer=Outer(sync_every=10**9), target_batch_size=None, batch_size_per_step=10**9)
+    assert told is not None
+    assert "more than 1,000,000,000,000,000 samples between two averages" in told
+
+
+@pytest.mark.parametrize(
+    ("variable", "call"),
+    [
+        ("P2PAVG_PEERS", company.wanted),
+        ("P2PAVG_MOST_PEERS", lambda: Settings("r")),
+        ("P2PAVG_INITIAL_PEERS", lambda: Settings("r")),
+    ],
+)
+def test_numbers_of_the_environment_have_bounds(
+    variable: str, call: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number that Python itself would not read is no traceback, and is not told in full."""
+    for text in ("0", "-1", "x", "10.0.0.5:" + 5000 * "9", 5000 * "9"):
+        monkeypatch.setenv(variable, text)
+        told = refusal(call)
+        assert told is not None
+        assert told.startswith((f"{variable} must be a whole number from 1 to 10000", "'")), told
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ SIOCGIFADDR = 0x8915
 RECEIVE_BUFFER_BYTES = 1 << 20
 EXAMPLE = "10.0.0.5:31330"
 LAST_PORT = 65535
+MOST_DIGITS = 20  # of a port, however wrong
 WILDCARDS = ("0.0.0.0", "::")
 _FAR = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}  # no machine has these
 Address = tuple[str, int]  # numeric IPv4 or IPv6 address, port
@@ -39,7 +40,7 @@ def parse_host_port(text: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         raise ConfigurationError(f"{text!r} is ambiguous; write an IPv6 address as [address]:port")
-    number = int(port) if port.isascii() and port.isdigit() else None
+    number = int(port) if port.isascii() and port.isdigit() and len(port) < MOST_DIGITS else None
     if not separator or number is None or not _can_be_host(host):
         raise ConfigurationError(f"{text!r} is not an address of a peer; write host:port, such as {EXAMPLE}")
     if not 0 < number <= LAST_PORT:

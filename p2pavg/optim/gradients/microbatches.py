@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from p2pavg.errors import ConfigurationError
+from p2pavg.kinds import MOST_SAMPLES, seen
 from p2pavg.optim import tools
 from p2pavg.optim.arguments import check_step_fits
 
@@ -132,9 +133,10 @@ class Microbatches:
             self._usual, self._told = None, True
 
     def _check(self, samples: int) -> None:
-        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= MOST_SAMPLES:
             raise ConfigurationError(
-                f"a microbatch has a whole number of samples, at least 1, not {samples!r}"
+                f"a microbatch has a whole number of samples, at least 1, up to {MOST_SAMPLES:,}, not "
+                f"{seen(samples)}"
             )
         if self._target is not None:
             check_step_fits(samples, self._target)

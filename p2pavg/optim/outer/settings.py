@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,6 +11,8 @@ from p2pavg import codecs, kinds
 from p2pavg.errors import ConfigurationError
 
 SCHEDULES = ("inner", "outer")
+MOST_STEPS = 10**9
+MOST_LR = 1000.0  # beyond it nothing would converge
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Outer:
         if cast("float | None", self.momentum) is None:
             object.__setattr__(self, "momentum", 0.9 if dense else 0.0)
         for name, least, below in (
-            ("lr", 0.0, math.inf),
+            ("lr", 0.0, MOST_LR),
             ("momentum", 0.0, 1.0),
             ("keep_local", 0.0, 1.0 + 1e-9),
         ):
@@ -78,7 +79,7 @@ class Outer:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             taken = _single(value) if number else 0.0
             if not number or not least <= taken < below or (name == "lr" and taken == 0):
-                raise ConfigurationError(f"Outer({name}=...) cannot be {value!r}; {_RANGES[name]}")
+                raise ConfigurationError(f"Outer({name}=...) cannot be {kinds.seen(value)}; {_RANGES[name]}")
         if not dense and self.momentum:
             raise ConfigurationError(
                 "Outer(density=...) takes no momentum: what is not sent now comes with the next Δ, and "
@@ -90,19 +91,14 @@ class Outer:
                 "keep_local would lose a share of that at every round; leave keep_local out"
             )
         kinds.check("Outer(nesterov=...)", self.nesterov, bool)
-        for name, least in (("overlap", 0), ("accumulate", 1), ("fragments", 1)):
+        for name, least in (("overlap", 0), ("accumulate", 1), ("fragments", 1), ("sync_every", 1)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigurationError(
-                    f"Outer({name}=...) is a whole number of at least {least}, not {value!r}"
-                )
-        every = self.sync_every
-        if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
-            raise ConfigurationError(
-                f"Outer(sync_every=...) is a whole number of local steps, or None, not {every!r}"
-            )
+            if value is not None or name != "sync_every":
+                kinds.check_whole(f"Outer({name}=...)", value, least, MOST_STEPS)
         if not isinstance(self.schedule, str) or self.schedule not in SCHEDULES:
-            raise ConfigurationError(f'Outer(schedule=...) is "inner" or "outer", not {self.schedule!r}')
+            raise ConfigurationError(
+                f'Outer(schedule=...) is "inner" or "outer", not {kinds.seen(self.schedule)}'
+            )
         if self.nesterov and self.momentum == 0:
             object.__setattr__(self, "nesterov", False)  # the same step
 
@@ -117,11 +113,11 @@ class Outer:
 def _single(value: float) -> float:
     """The number as outer steps have it, in float32."""
     with np.errstate(over="ignore"):
-        return float(np.float32(min(value, 1e39)))
+        return float(np.float32(max(-1e39, min(value, 1e39))))
 
 
 _RANGES = {
-    "lr": "a number above 0, such as 0.7",
+    "lr": f"a number above 0 and below {MOST_LR:g}, such as 0.7",
     "momentum": "a number from 0 up to but not 1, such as 0.9",
     "keep_local": "a share from 0 to 1",
 }
@@ -136,4 +132,4 @@ def outer_of(value: object) -> Outer | None:
     if isinstance(value, str) and value in PRESETS:
         return PRESETS[value]
     presets = ", ".join(f'"{name}"' for name in PRESETS)
-    raise ConfigurationError(f"outer is None, a p2pavg.Outer(...), or {presets}, not {value!r}")
+    raise ConfigurationError(f"outer is None, a p2pavg.Outer(...), or {presets}, not {kinds.seen(value)}")

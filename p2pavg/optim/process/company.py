@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from p2pavg.errors import ConfigurationError
+from p2pavg import kinds
 from p2pavg.printable import counted
 
 log = logging.getLogger("p2pavg.optim.process.company")
@@ -16,10 +16,7 @@ WAIT_S = 60.0  # for those that were started with this one
 
 def wanted() -> int:
     """How many peers begin together; 1: nobody said. Raises ConfigurationError."""
-    told = os.environ.get(VARIABLE, "1")
-    if not told.isdecimal() or int(told) < 1:
-        raise ConfigurationError(f"{VARIABLE}={told!r} is no number of peers")
-    return int(told)
+    return kinds.whole_of(VARIABLE, os.environ.get(VARIABLE, "1"), 1, kinds.MOST_PEERS)
 
 
 def await_company(peers: int, wait: Callable[[int, float], int]) -> None:

@@ -24,9 +24,17 @@ CHOSEN = frozenset(
         "amsgrad",
         "maximize",
         "alpha",
+        "centered",
+        "rho",
+        "momentum_decay",
+        "lr_decay",
+        "lambd",
+        "etas",
     ]
 )
 """Options that a user chooses. Some optimizers keep counters and the like beside them in their groups."""
+KINDS = frozenset(["momentum", "nesterov", "amsgrad", "maximize", "centered"])
+"""Those that say what an optimizer does, and what it keeps."""
 RATE, FIRST_RATE = "lr", "initial_lr"  # what a scheduler sets, and what it began from
 CYCLED = ("momentum", "betas")  # what OneCycleLR and CyclicLR set beside the rate
 CYCLES = "max_momentum"  # an option that these two leave in the groups
@@ -40,10 +48,11 @@ class Built:
         self._any = all(type(one).__module__ == LRScheduler.__module__ for one in _parts(scheduler))
         self._options = columns(optimizer.param_groups)
 
-    def tell_replaced(self) -> None:
+    def tell_replaced(self, among: frozenset[str] = CHOSEN | {FIRST_RATE}) -> None:
         """Warn of options that have other values by now, except of those that a scheduler sets."""
         now = columns(self._optimizer.param_groups)
-        found = differences(self._comparable(now), now, len(self._optimizer.param_groups))
+        before = {name: column for name, column in self._comparable(now).items() if name in among}
+        found = differences(before, now, len(self._optimizer.param_groups))
         if found:
             told = ", ".join(
                 f"{name} {mine!r} by {theirs!r}" for name, (mine, theirs) in sorted(found.items())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,6 +14,7 @@ import torch
 from p2pavg.errors import StateError
 from p2pavg.optim.training_state import LOCAL_OPTIONS
 
+DECOUPLED = "decoupled_weight_decay"
 Columns = dict[str, list[Any]]
 """By option its value in each group, or one value when all groups have the same."""
 
@@ -67,8 +70,11 @@ def take(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> Non
         group.update({name: value for name, value in saved.items() if name not in LOCAL_OPTIONS})
 
 
-def check_saved(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
-    """Raises StateError unless a state_dict() is that of such an optimizer, of parameters of these shapes."""
+def check_saved(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any], *, plain: bool) -> None:
+    """Raises StateError unless a state_dict() is that of such an optimizer, of parameters of these shapes.
+
+    plain: of an optimizer outside a run, with no fingerprint of what it trained.
+    """
     saved = state_dict["param_groups"]
     mine, theirs = ([len(group["params"]) for group in groups] for groups in (optimizer.param_groups, saved))
     if mine != theirs:
@@ -78,11 +84,39 @@ def check_saved(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any])
             if name in own and name not in group and name not in LOCAL_OPTIONS:
                 _refuse(f"it has no {name!r}, which {type(optimizer).__name__} needs")
     for own, group in zip(optimizer.param_groups, saved, strict=True):
+        _check_kind(optimizer, own, group)
         for param, number in zip(own["params"], group["params"], strict=True):
             here = _tensors(optimizer.state.get(param))
             for name, value in _tensors(state_dict["state"].get(number)).items():
                 if not _fits(optimizer, value, param, here.get(name)):
                     _refuse(f"its {name!r} is {tuple(value.shape)} where a parameter is {tuple(param.shape)}")
+                if plain and _is_wider(value, param):
+                    _refuse(f"its {name!r} is {value.dtype} where a parameter is {param.dtype}")
+
+
+def _check_kind(optimizer: torch.optim.Optimizer, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raises StateError for options that tell that another class of torch's saved a group."""
+    for name in sorted(saved.keys() & _names_of_torch()):
+        if name not in own and name not in LOCAL_OPTIONS:
+            _refuse(f"it has {name!r}, which {type(optimizer).__name__} has not")
+    mine, theirs = own.get(DECOUPLED), saved.get(DECOUPLED)
+    if isinstance(mine, bool) and isinstance(theirs, bool) and mine != theirs:
+        _refuse(f"its {DECOUPLED} is {theirs}, as Adam and AdamW differ, and that of this one {mine}")
+
+
+@functools.cache
+def _names_of_torch() -> frozenset[str]:
+    """The options of all optimizers of torch."""
+    classes = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
+    found = {name for kind in classes for name in inspect.signature(kind).parameters}
+    return frozenset(found - {"self", "params", "args", "kwargs", "optimizer"})
+
+
+def _is_wider(saved: torch.Tensor, param: torch.Tensor) -> bool:
+    """Whether a state of a parameter's form would lose digits."""
+    alike = saved.shape == param.shape and saved.dim() > 0
+    floats = saved.is_floating_point() and param.is_floating_point()
+    return alike and floats and saved.dtype.itemsize > param.dtype.itemsize
 
 
 def _tensors(state: object) -> dict[str, torch.Tensor]:

@@ -28,11 +28,12 @@ class Observer:
         stands: Callable[[], tuple[int, bool]],
         in_view: Callable[[], Collection[PeerInfo]],
         threads: int,
+        misplaced: Callable[[Collection[str]], str | None] | None = None,
     ) -> None:
         """links: a live view, by peer. is_here: whether an address is one of this machine. stands: returns
         this peer's epoch, and whether it still lacks the state. in_view: returns the peers of the run that
-        the table knows. threads: how many the training thread
-        computes with; 0: it uses an accelerator.
+        the table knows. threads: how many the training thread computes with; 0: it uses an accelerator.
+        misplaced: what to tell of the regions of the other peers and prices, if there is anything.
         """
         self._run_id = run_id
         self._links = links
@@ -41,6 +42,7 @@ class Observer:
         self._has_state = False
         self._is_here = is_here
         self._threads = threads
+        self._misplaced = misplaced
         self._in_view = in_view
         self._company = Company(run_id)
         self._left: set[bytes] = set()  # peers that said that they leave
@@ -68,6 +70,10 @@ class Observer:
         heard = {peer for peer, link in self._links.items() if trains(link.hello)} - silent
         trainers = [info for info in self._in_view() if info.role == "trainer"]
         self._company.look(heard, self._left, trainers)
+        if self._misplaced is not None and heard:
+            told, self._misplaced = self._misplaced({info.region for info in trainers}), None
+            if told is not None:
+                logger.warning("%s", told)
 
     def _company_now(self) -> int:
         return sum(trains(link.hello) for link in self._links.values())

@@ -13,6 +13,7 @@ import pytest
 from p2pavg import cli
 from p2pavg.errors import ConfigurationError
 from p2pavg.monitor import history
+from p2pavg.peer.publishing import Publisher
 from p2pavg.report import AttemptReport, RoundReport, reading
 from p2pavg.report.distance import Distance
 from p2pavg.report.prices import PriceTable
@@ -175,12 +176,39 @@ def test_a_file_of_other_bytes_is_refused(tmp_path: Path) -> None:
         reading.load([path])
 
 
-def test_a_line_cut_by_a_kill_is_left_out_and_told(tmp_path: Path) -> None:
-    """The last line of a peer that was killed while it wrote does not hide the others."""
+def test_prices_of_regions_where_nobody_is_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A price table whose regions no peer has is said in the output of `report` and `predict`, once each."""
+    path = write(tmp_path / "r.jsonl", run_of(2, region="eu-west-1"))
+    table = tmp_path / "prices.toml"
+    for regions, told in (('"us-east" = 1.0\n[egress."eu"]\n"us" = 0.1', 1), ('"eu" = 1.0', 0)):
+        table.write_text(f"[peer_hour]\ndefault = 0.5\n{regions}\n")
+        for verb in (["report", str(path)], ["predict", "--from", str(path)]):
+            assert cli.main([*verb, "--prices", str(table)]) == 0
+            said = "begins as the price table says, with 'us-east': their regions are 'eu-west-1'; "
+            assert capsys.readouterr().out.count(said) == told
+
+
+def test_a_line_cut_by_a_kill_is_left_out_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The last line of a peer that was killed while it wrote does not hide the others, nor those of the peer
+    that goes on in the same file: each verb that reads them warns once, on stderr.
+    """
     path = write(tmp_path / "r.jsonl", run_of(2), tail=report().to_json()[:100])
+    for verb in (["report", str(path)], ["predict", "--from", str(path)]):
+        caplog.clear()
+        assert cli.main([*verb, "--json", "-"]) == 0
+        (told,) = [record.getMessage() for record in caplog.records]
+        assert told == f"line 5 of {str(path)!r}: not whole, and left out, as a peer was ended while it wrote"
+        json.loads(capsys.readouterr().out)
+    publisher = Publisher(str(path), None)
+    publisher.check()
+    publisher.check()
+    publisher.publish(report(epoch=2, finished_at=1020.0))
     made = history.summary(reading.load([path]))
-    assert made["epochs"] == 2
-    assert "not whole" in history.words(made)[-1]
+    assert (made["epochs"], made["cut"]) == (3, [str(path)])
 
 
 def test_the_command_draws_a_page_and_speaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -230,6 +230,35 @@ def test_joining_and_leaving_are_said() -> None:
     ]
 
 
+def test_a_newcomer_joins_where_the_run_is() -> None:
+    """A newcomer's record says epoch 0 until it has the state: it joined in the epoch of the others. Who
+    comes into view where nobody trains began the run, or goes on from a checkpoint.
+    """
+    picture = three()
+    records = {p: PeerInfo(p, (("h", 1),), epoch=4, incarnation=1) for p in (A, B, C)}
+    new = b"d" * 20
+    picture.listed({**records, new: PeerInfo(new, (("h", 1),), incarnation=1, joining=True)}, 10.0)
+    assert events(picture.show(10.0)) == [f"peer {short_id(new)} joined in epoch 4"]
+    for epoch, told in ((0, "began the run in epoch 0"), (7, "goes on from epoch 7")):
+        picture = Picture("run")
+        door = PeerInfo(b"e" * 20, (("h", 2),), incarnation=1, role="watcher")
+        picture.listed({door.peer_id: door}, 0.0)
+        found = {door.peer_id: door, A: PeerInfo(A, (("h", 1),), epoch=epoch, incarnation=1)}
+        picture.listed(found, 60.0)
+        assert events(picture.show(60.0)) == [f"peer {short_id(A)} {told}"]
+
+
+def test_prices_of_regions_where_nobody_is_are_said_once() -> None:
+    """A price table whose regions no peer has: one event, once the peers of the run are found."""
+    picture = three(PriceTable({"default": 1.0, "us": 2.0}, {}))
+    assert events(picture.show(0.5)) == []
+    told = "no peer is in a region that begins as the price table says, with 'us': their regions are "
+    for now in (5.0, 6.0):
+        (said,) = events(picture.show(now))
+        assert said.startswith(told + "'eu-west-1'; ")
+    assert events(three(PRICES).show(5.0)) == []
+
+
 def test_dollars_come_from_the_price_table() -> None:
     """Every peer's hour and what it sends, by region and class of link; per million at the run's pace."""
     picture = three(PRICES)

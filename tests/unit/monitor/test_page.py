@@ -197,3 +197,5 @@ def test_a_full_disk_leaves_a_gap_in_the_history_and_no_more(
     path.write_text(disk.getvalue())
     run_id = json.loads(disk.getvalue().splitlines()[0])["run_id"]
     assert [frame["at"] - 1e9 for frame in frames(str(path), run_id)] == [0, 1, 4, 5]
+    assert "2 lines, from line 3 on, of" in caplog.text
+    assert "no JSON of a monitor, and left out" in caplog.text

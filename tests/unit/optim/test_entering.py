@@ -336,3 +336,60 @@ def test_reports_tell_the_bytes_of_the_state() -> None:
     assert tensors >= 3 * 4 * sum(param.numel() for param in model.parameters())
     assert tensors < told[-1] < tensors + 20_000  # what else is in it, as a few names and numbers
     assert meta
+
+
+def stepped_net(make: Any, kind: torch.dtype = torch.float32) -> torch.optim.Optimizer:
+    """An optimizer that has stepped, of a model of this dtype."""
+    model = net().to(kind)
+    optimizer: torch.optim.Optimizer = make(model.parameters())
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("saved", "loads", "kind", "why"),
+    [
+        (torch.optim.Adam, torch.optim.AdamW, torch.float32, "decoupled_weight_decay is False"),
+        (torch.optim.AdamW, torch.optim.Adam, torch.float32, "decoupled_weight_decay is True"),
+        (torch.optim.Adam, torch.optim.Adamax, torch.float32, "it has 'amsgrad', which Adamax has not"),
+        (torch.optim.Adam, torch.optim.RAdam, torch.float32, "it has 'amsgrad', which RAdam has not"),
+        (torch.optim.NAdam, torch.optim.RAdam, torch.float32, "it has 'momentum_decay', which RAdam has not"),
+        (torch.optim.AdamW, torch.optim.AdamW, torch.bfloat16, "float32 where a parameter is torch.bfloat16"),
+    ],
+)
+def test_a_state_of_a_kin_class_or_dtype_is_refused_by_name(
+    saved: Any, loads: Any, kind: torch.dtype, why: str, swarm: FakeSwarm
+) -> None:
+    """Classes whose options or states look alike, and a model of fewer digits than what was saved."""
+    inner = stepped_net(loads, kind)
+    opt = CollaborativeOptimizer(inner, "test", 4, 4)
+    before = copy.deepcopy(inner.state_dict())
+    with pytest.raises(StateError, match=why):
+        opt.load_state_dict(stepped_net(saved).state_dict())
+    assert str(inner.state_dict()) == str(before)
+    opt.close()
+
+
+def test_a_runs_state_of_another_dtype_is_refused_by_name(swarm: FakeSwarm) -> None:
+    """Both are told: what was saved, and what is here."""
+    first = CollaborativeOptimizer(stepped_net(torch.optim.AdamW), "test", 4, 4)
+    saved = copy.deepcopy(first.state_dict())
+    first.close()
+    other = CollaborativeOptimizer(stepped_net(torch.optim.AdamW, torch.bfloat16), "test", 4, 4)
+    with pytest.raises(StateError, match=r"AdamW, float32, and here .*, AdamW, bfloat16\)"):
+        other.load_state_dict(saved)
+    other.close()
+
+
+def test_options_of_another_kind_that_a_state_brings_are_told(
+    swarm: FakeSwarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A state of the same class with amsgrad, for an optimizer without: what is loaded counts and is told."""
+    plain = stepped_net(lambda params: torch.optim.AdamW(params, lr=0.5, amsgrad=True))
+    opt = CollaborativeOptimizer(stepped_net(torch.optim.AdamW), "test", 4, 4)
+    opt.load_state_dict(plain.state_dict())
+    assert opt.param_groups[0]["amsgrad"] is True
+    assert "built with (amsgrad False by True)" in caplog.text
+    opt.close()

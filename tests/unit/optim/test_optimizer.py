@@ -394,6 +394,9 @@ def test_close_ends_training_and_frees_the_parameters(swarm: FakeSwarm) -> None:
         ({"resync_epochs": 0}, "resync_epochs"),
         ({"delay_warmup_epochs": None}, "delay_warmup_epochs"),
         ({"grad_dtype": "float32"}, "grad_dtype"),
+        ({"initial_peers": ["10.0.0.5"]}, "'10.0.0.5' .* write host:port"),
+        ({"listen": "nowhere"}, "'nowhere' .* write host:port"),
+        ({"prices": "/nowhere/prices.toml"}, "cannot read the price table"),
     ],
 )
 def test_bad_arguments_name_the_fix(swarm: FakeSwarm, change: dict[str, Any], message: str) -> None:

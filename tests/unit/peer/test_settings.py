@@ -28,8 +28,20 @@ def test_an_unknown_option_is_refused_by_name() -> None:
     """The error names the class that the user wrote, and the argument."""
     with pytest.raises(TypeError, match=r"^Peer: .*'colour'"):
         Peer("r", colour="red")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"^CollaborativeOptimizer: .*'target_batch_size'"):
-        CollaborativeOptimizer(torch.optim.SGD([torch.zeros(1)], lr=0.1), "r")  # type: ignore[call-arg]
+
+
+def test_a_forgotten_argument_is_named_with_what_it_means() -> None:
+    """Whichever is left out, with a node's group and without."""
+    inner = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    with pytest.raises(ConfigurationError, match=r"^target_batch_size is missing: how many samples .* 4096"):
+        CollaborativeOptimizer(inner, "r")
+    told = r"^CollaborativeOptimizer: the argument 'run_id' is missing, the run's name$"
+    with pytest.raises(TypeError, match=told):
+        CollaborativeOptimizer(inner)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"'optimizer' is missing, any first-order torch optimizer, already"):
+        CollaborativeOptimizer(run_id="r", target_batch_size=4, node_group=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^Peer: the argument 'run_id' is missing, the training job's name$"):
+        Peer(listen="127.0.0.1:0")  # type: ignore[call-arg]
 
 
 def test_initial_peers_become_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import traceback
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,6 +83,28 @@ def test_a_machine_whose_address_changes_is_told(caplog: pytest.LogCaptureFixtur
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
     assert said[0].startswith("this machine's address has changed from 10.0.0.1 to 10.0.0.2")
+
+
+def test_prices_of_other_regions_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A price table that names no peer's region: a warning when others are heard, and no second one."""
+    link: Any = SimpleNamespace(
+        hello={"role": "trainer"}, local_host="h", address=("there", 1), peer_id=b"a" * 20
+    )
+    here = [PeerInfo(b"a" * 20, (("there", 1),), region="eu-west-1")]
+    asked: list[set[str]] = []
+
+    def misplaced(regions: Collection[str]) -> str:
+        asked.append(set(regions))
+        return "no peer is there"
+
+    links: dict[bytes, Any] = {}
+    looking = Observer("r", links, lambda host: False, lambda: (0, False), lambda: here, 1, misplaced)
+    looking.beat(set())
+    links[b"a" * 20] = link
+    for _ in range(3):
+        looking.beat(set())
+    assert asked == [{"eu-west-1"}]
+    assert [record.getMessage() for record in caplog.records] == ["no peer is there"]
 
 
 @pytest.mark.parametrize(

@@ -434,7 +434,7 @@ def test_closing_leaves_the_swarms_parameters(swarm: FakeSwarm) -> None:
         ({"outer": "sparse", "compression": "int8"}, "is a codec of its own; leave compression='int8' out"),
         ({"outer": "sparse", "compression": "fp16", "plan": "two-level"}, "has a plan of its own"),
         ({"outer": Outer(fragments=5)}, "more than the 4 tensors"),
-        ({"outer": Outer(sync_every=3)}, "pass None as target_batch_size"),
+        ({"outer": Outer(sync_every=3)}, "leave target_batch_size=16 out"),
         (
             {"outer": Outer(sync_every=3), "target_batch_size": None, "batch_size_per_step": None},
             "needs batch_size",

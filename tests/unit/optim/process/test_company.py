@@ -38,5 +38,5 @@ def test_a_number_that_is_none_is_one_sentence(monkeypatch: pytest.MonkeyPatch) 
     assert company.wanted() == 1
     for wrong in ("0", "-1", "many", ""):
         monkeypatch.setenv(company.VARIABLE, wrong)
-        with pytest.raises(ConfigurationError, match="P2PAVG_PEERS="):
+        with pytest.raises(ConfigurationError, match="P2PAVG_PEERS must be a whole number"):
             company.wanted()
