@@ -11,12 +11,29 @@ from typing import Any
 from p2pavg import codecs
 from p2pavg.errors import ConfigurationError
 
+MOST = 10**12
+MOST_PROCESSES = 256  # of one machine
 
-def positive_int(text: str) -> int:
+
+def positive_int(text: str, most: int = MOST) -> int:
     """An argparse type: an int of at least 1."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    if not text.isascii() or not text.isdigit() or len(text) > 20 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number of at least 1")
+    if int(text) > most:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {most:,}")
     return int(text)
+
+
+def seed(text: str) -> int:
+    """An argparse type: what random numbers begin with."""
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 0 to 18 digits")
+    return int(text)
+
+
+def processes(text: str) -> int:
+    """An argparse type: how many processes this machine shall start."""
+    return positive_int(text, MOST_PROCESSES)
 
 
 def at_least(least: float) -> Callable[[str], float]:

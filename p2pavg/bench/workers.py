@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Any
 
-from p2pavg.errors import P2PAvgError
+from p2pavg.errors import ConfigurationError, P2PAvgError
 from p2pavg.lab.topology import Topology
 from p2pavg.peer.peer import Peer
 
@@ -60,6 +60,8 @@ class Worker:
                 self._buffer += data
         line, self._buffer = self._buffer.split(b"\n", 1)
         answer: dict[str, Any] = json.loads(line)
+        if "refused" in answer:  # arguments, which are the same for all
+            raise ConfigurationError(answer["refused"])
         if "error" in answer:
             raise WorkerError(f"worker {self.index}: {answer['error']}")
         return answer
@@ -195,8 +197,12 @@ def serve(*commands: Command) -> int:
         command = json.loads(line)
         try:
             answer = dict(handlers[command.pop("do")](command))
+        except ConfigurationError as error:
+            answer = {"refused": str(error)}
         except P2PAvgError as error:
             answer = {"error": str(error)}
+        except MemoryError as error:
+            answer = {"error": f"the memory does not suffice ({error}); measure less, or fewer peers"}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
     return 0

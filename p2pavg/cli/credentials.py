@@ -133,8 +133,13 @@ def _new(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> int:
-    kept, sent = credentials.new_request()
-    _write(args.key, kept, "Send the line below to the run's owner; it is no secret.", aside=True)
+    then = "Send the line below to the run's owner; it is no secret."
+    if args.key != STDIO and Path(args.key).exists():  # an invitation may be on its way, for this key alone
+        sent = credentials.request_again(_read(args.key))
+        print(f"{args.key} is there already, and this is its request again. {then}", file=sys.stderr)
+    else:
+        kept, sent = credentials.new_request()
+        _write(args.key, kept, then, aside=True)
     print(sent)
     return 0
 

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from p2pavg import __version__
@@ -54,6 +55,9 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             option = next((name for name in action.option_strings if name.startswith("--")), None)
             if option is not None:
+                named = re.escape(action.dest)
+                message = re.sub(rf"\bOuter\({named}=(\.\.\.|[^)]*)\)", partial(_given, option), message)
+                message = re.sub(rf'(?<![\w-]){named}="([^"]*)"', partial(_given, option), message)
                 name = action.dest if "_" in action.dest else action.dest + "="
                 message = re.sub(rf"(?<![\w-]){re.escape(name)}(=True\b|=)?", option, message)
         return message
@@ -66,6 +70,11 @@ class Parser(argparse.ArgumentParser):
         close = [_meant(word.partition("=")[0], options) for word in words if word.startswith("--")]
         meant = next(filter(None, close), "; what is for the script stands behind --" if rest else "")
         self.error(f"unrecognized arguments: {' '.join(words)}{meant}")
+
+
+def _given(option: str, found: re.Match[str]) -> str:
+    """An argument of the library as an option, with its value where it has one."""
+    return option if found[1] == "..." else f"{option} {found[1]}"
 
 
 def _meant(word: str, known: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from p2pavg.credentials.members import (
     accept,
     new_request,
     new_secret,
+    request_again,
 )
 from p2pavg.credentials.self_signed import SelfSigned
 
@@ -31,4 +32,5 @@ __all__ = [
     "from_environment",
     "new_request",
     "new_secret",
+    "request_again",
 ]

@@ -14,7 +14,7 @@ import os
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
@@ -137,21 +137,39 @@ def _derive(secret: bytes, info: bytes) -> bytes:
 def new_request() -> tuple[str, str]:
     """The two lines of a request: the secret one that the newcomer keeps, and the one for the authority."""
     identity, sealing = Ed25519PrivateKey.generate(), X25519PrivateKey.generate()
-    sealing_key = sealing.public_key().public_bytes_raw()
     kept = {"key": identity.private_bytes_raw(), "sealing": sealing.private_bytes_raw()}
+    return texts.to_text("request-key", kept), _request(identity, sealing)
+
+
+def request_again(kept: str) -> str:
+    """The request of a key that `new_request` made: the same line. Raises CredentialError."""
+    own = _own(kept)
+    identity = Ed25519PrivateKey.from_private_bytes(texts.field(own, "key", bytes, KEY_BYTES))
+    return _request(
+        identity, X25519PrivateKey.from_private_bytes(texts.field(own, "sealing", bytes, KEY_BYTES))
+    )
+
+
+def _request(identity: Ed25519PrivateKey, sealing: X25519PrivateKey) -> str:
+    sealing_key = sealing.public_key().public_bytes_raw()
     sent = {
         "key": identity.public_key().public_bytes_raw(),
         "sealing_key": sealing_key,
         "signature": identity.sign(b"p2pavg request" + sealing_key),
     }
-    return texts.to_text("request-key", kept), texts.to_text("request", sent)
+    return texts.to_text("request", sent)
+
+
+def _own(kept: str) -> dict[str, Any]:
+    kind, own = texts.from_text(kept)
+    if kind != "request-key":
+        raise CredentialError(f"this is a p2pavg {kind}, not what 'credentials request' stored")
+    return own
 
 
 def accept(kept: str, invitation: str) -> Credentials:
     """The newcomer's credentials. Raises CredentialError when the invitation is not for this key."""
-    kind, own = texts.from_text(kept)
-    if kind != "request-key":
-        raise CredentialError(f"this is a p2pavg {kind}, not what 'credentials request' stored")
+    own = _own(kept)
     kind, fields = texts.from_text(invitation)
     if kind != "invitation":
         raise CredentialError(f"this is a p2pavg {kind}, not an invitation")

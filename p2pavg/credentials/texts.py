@@ -27,13 +27,18 @@ def to_text(kind: str, fields: Mapping[str, Any]) -> str:
     return f"p2pavg-{kind}:" + base64.urlsafe_b64encode(msgpack.packb(dict(fields))).decode()
 
 
-def from_text(text: str) -> tuple[str, dict[str, Any]]:
-    """(kind, fields) of a line that `to_text` made. Raises CredentialError for other texts."""
+def from_text(text: str, where: str = "these") -> tuple[str, dict[str, Any]]:
+    """(kind, fields) of a line that `to_text` made. where: what holds it, in words. Raises CredentialError
+    for other texts.
+    """
+    if not text.strip():
+        raise CredentialError(f"{where}: nothing is in there; look what the command said that wrote it")
     head, _, body = text.strip().partition(":")
     kind = head.removeprefix("p2pavg-")
     if not head.startswith("p2pavg-") or kind not in KINDS or len(text) > MAX_TEXT:
+        are = "these are not" if where == "these" else f"{where}: no"
         raise CredentialError(
-            "these are not credentials of p2pavg; give the file, or the text, that 'p2pavg credentials' made"
+            f"{are} credentials of p2pavg; give the file, or the text, that 'p2pavg credentials' made"
         )
     try:
         fields = msgpack.unpackb(base64.b64decode(body, altchars=b"-_", validate=True))
@@ -72,9 +77,9 @@ def read(source: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
             "" if _SECRET.search(text) else f" {path}"
         )  # the "path" may be a secret line whose beginning is damaged
         raise CredentialError(f"cannot read the credentials file{name} ({why})") from None
-    if mode & 0o077 and from_text(content)[0] not in ("request", "invitation"):
+    if mode & 0o077 and from_text(content, str(path))[0] not in ("request", "invitation"):
         raise CredentialError(f"others can read {path}; run 'chmod 600 {path}' first")
-    return from_text(content)
+    return from_text(content, str(path))
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:

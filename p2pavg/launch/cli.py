@@ -7,7 +7,7 @@ import difflib
 import tempfile
 from pathlib import Path
 
-from p2pavg.bench.options import positive_int
+from p2pavg.bench.options import processes
 from p2pavg.errors import ConfigurationError
 from p2pavg.launch import swarm_file
 from p2pavg.launch.deployment import WEB, Deployment
@@ -43,9 +43,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     launch.add_argument(
         "--to", choices=("local", "ssh", "docker", "sky"), help="default: ssh with --swarm, else local"
     )
-    launch.add_argument(
-        "--peers", type=positive_int, metavar="N", help=f"local ones; default: {DEFAULT_PEERS}"
-    )
+    launch.add_argument("--peers", type=processes, metavar="N", help=f"local ones; default: {DEFAULT_PEERS}")
     launch.add_argument("--swarm", type=Path, metavar="FILE", help="the machines (TOML)")
     launch.add_argument(
         "--emit",

@@ -8,7 +8,7 @@ from typing import Any
 
 from p2pavg.identity import Identity
 from p2pavg.membership import PeerInfo, View
-from p2pavg.peer import mapping
+from p2pavg.peer import advice, mapping
 from p2pavg.peer.ports import open_ports
 from p2pavg.peer.reach.introductions import Introductions
 from p2pavg.peer.reach.reachability import OwnAddresses
@@ -24,6 +24,7 @@ class Helper:
     def __init__(self, settings: Settings, identity: Identity) -> None:
         """identity: of an open run; a closed one has it from the credentials."""
         self.settings = settings
+        settings.warn_if_open()
         credentials = settings.membership
         self.identity = identity if credentials is None else credentials.identity
 
@@ -52,6 +53,12 @@ class Helper:
             self.identity.peer_id, tuple(self.addresses()), role="watcher", name=self.settings.label
         )
         await self.view.announce(info)
+        if not self.view.peers and not self.endpoint.links:
+            named = self.settings.initial_addresses
+            refusals = await advice.ask(self.endpoint, named, self.settings.run_id)
+            if refusals:
+                await self.close()
+                raise refusals[0]
 
     def addresses(self) -> list[tuple[str, int]]:
         """(host, port) under which others reach this node, best first."""

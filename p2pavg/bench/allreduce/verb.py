@@ -12,7 +12,7 @@ from p2pavg import codecs
 from p2pavg.allreduce.choosing import Topology
 from p2pavg.allreduce.regions import NEAR_RTT_S
 from p2pavg.bench.allreduce.worker import RUN_ID
-from p2pavg.bench.options import at_least, compression, positive_int
+from p2pavg.bench.options import at_least, compression, positive_int, processes
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit
 from p2pavg.bench.workers import Workers
@@ -35,7 +35,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that define a measurement."""
-    parser.add_argument("--peers", type=positive_int, default=2, help="processes (default 2)")
+    parser.add_argument("--peers", type=processes, default=2, help="processes (default 2)")
     parser.add_argument(
         "--numel", type=positive_int, default=25_000_000, help="float32 elements (default 25 million)"
     )

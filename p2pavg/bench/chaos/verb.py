@@ -14,7 +14,7 @@ from p2pavg.bench.chaos.kinds import DATA_FAULTS, FAULTS, GRADIENT_FAULTS, LAB_F
 from p2pavg.bench.chaos.passes import Data, count_passes, is_exact
 from p2pavg.bench.chaos.sharing import SharingSwarm
 from p2pavg.bench.chaos.swarm import NUMEL, Swarm
-from p2pavg.bench.options import at_least, positive_int
+from p2pavg.bench.options import at_least, positive_int, processes, seed
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit, output_path
 from p2pavg.errors import ConfigurationError
@@ -29,13 +29,13 @@ BATCH, BLOCK = 4, 16  # samples of a step and of a block, with --passes
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb."""
     parser = subparsers.add_parser("chaos", epilog=EXAMPLE)
-    parser.add_argument("--peers", type=positive_int, default=4, help="peers that the swarm is kept at")
+    parser.add_argument("--peers", type=processes, default=4, help="peers that the swarm is kept at")
     parser.add_argument("--epochs", type=positive_int, default=100)
     parser.add_argument("--epoch-seconds", type=at_least(0.001), default=0.5)
     parser.add_argument(
         "--fault-every", type=at_least(0.1), default=2.0, help="seconds between faults (default 2)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of faults and victims")
+    parser.add_argument("--seed", type=seed, default=0, help="of the choice of faults and victims")
     parser.add_argument(
         "--faults",
         default="kill,stop,leader,join",
@@ -76,6 +76,9 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigurationError(f"the fault {name!r} needs a network to break; name one with --lab")
         if name in DATA_FAULTS and args.passes is None:
             raise ConfigurationError(f"the fault {name!r} needs samples that can be told apart; add --passes")
+    alone = [name for name in faults if name != "join"]
+    if args.peers == 1 and alone:
+        raise ConfigurationError(f"the fault {alone[0]!r} needs a peer that outlives it; --peers 2 at least")
     if args.passes is not None and (args.numel != NUMEL or set(faults).intersection(GRADIENT_FAULTS)):
         raise ConfigurationError(
             "--passes averages a vector of its own, and does not go with --numel or stages"
@@ -144,6 +147,9 @@ def _words(result: dict[str, Any]) -> list[str]:
     by_fault = ", ".join(
         f"{name} {s:.2f} s" for name, s in sorted(result["longest_stall_s_by_fault"].items())
     )
+    struck = f"{result['faults_injected']} faults"
+    if result["faults"] and not result["faults_injected"]:
+        struck = "no fault, as the run ended before one was due (--epochs, --fault-every)"
     shared = []
     lost = f"{result['samples_lost']} samples lost, {result['samples_doubled']} doubled, "
     if "data" in result:
@@ -159,7 +165,7 @@ def _words(result: dict[str, Any]) -> list[str]:
         ]
     return [
         *shared,
-        f"{result['epochs_finished']} epochs, {result['faults_injected']} faults: {result['hangs']} hangs, "
+        f"{result['epochs_finished']} epochs, {struck}: {result['hangs']} hangs, "
         f"{result['crashes']} crashes, "
         f"{result['divergences']} divergences, {lost}{result['samples_discarded']} discarded and named",
         f"longest stall {result['longest_stall_s']:.2f} s ({by_fault or 'none'})",

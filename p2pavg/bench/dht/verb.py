@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from p2pavg.bench.options import at_least, positive_int
+from p2pavg.bench.options import at_least, positive_int, seed
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit, percentile
 from p2pavg.bench.workers import Workers
@@ -62,7 +62,7 @@ def register(subparsers: Any) -> None:
         metavar="N",
         help="instead: what N idle members cost, in virtual time",
     )
-    add("--seed", type=int, default=0)
+    add("--seed", type=seed, default=0)
     add_output_options(parser)
     parser.set_defaults(func=run)
 

@@ -25,7 +25,7 @@ from p2pavg.bench.input.named import named
 from p2pavg.bench.input.source import Source
 from p2pavg.bench.input.steps import Pipeline
 from p2pavg.bench.input.whole import is_whole
-from p2pavg.bench.options import at_least, positive_int
+from p2pavg.bench.options import at_least, processes
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit, percentile
 from p2pavg.errors import ConfigurationError
@@ -52,7 +52,7 @@ def register(subparsers: Any) -> None:
     wanted.add_argument("--need", type=at_least(1e-9), metavar="SPS", help="samples/s that one trainer takes")
     wanted.add_argument("--from", dest="reports", metavar="JSONL", help="take --need from a run's reports")
     parser.add_argument(
-        "--workers", type=positive_int, default=os.cpu_count() or 1, help="processes; default: one per core"
+        "--workers", type=processes, default=os.cpu_count() or 1, help="processes; default: one per core"
     )
     parser.add_argument(
         "--disk-mbps", type=at_least(1e-9), help="MB/s that the storage reads; default: no limit"

@@ -8,7 +8,7 @@ from typing import Any
 from p2pavg import codecs
 from p2pavg.bench.join import figures
 from p2pavg.bench.join.bars import bars
-from p2pavg.bench.options import at_least, positive_int
+from p2pavg.bench.options import at_least, positive_int, processes
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit
 from p2pavg.bench.workers import Worker, Workers
@@ -28,10 +28,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the verb."""
     parser = subparsers.add_parser("join", epilog=EXAMPLE)
     parser.add_argument("--state-mb", type=positive_int, default=200, help="size of the state (default 200)")
-    parser.add_argument("--peers", type=positive_int, default=3, help="peers that train already (default 3)")
-    parser.add_argument("--joiners", type=positive_int, default=1, help="newcomers at once (default 1)")
+    parser.add_argument("--peers", type=processes, default=3, help="peers that train already (default 3)")
+    parser.add_argument("--joiners", type=processes, default=1, help="newcomers at once (default 1)")
     parser.add_argument(
-        "--numel", type=positive_int, default=1_000_000, help="parameters (default 1 million)"
+        "--numel", type=positive_int, help="parameters (default 1 million, or as many as the state holds)"
     )
     parser.add_argument(
         "--epoch-seconds", type=at_least(0.001), default=1.0, help="length of an epoch (default 1)"
@@ -59,12 +59,20 @@ def run(args: argparse.Namespace) -> int:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The result as JSON data. Raises P2PAvgError when a worker fails."""
     count = args.peers + args.joiners
+    held = args.state_mb * 1_000_000 // 4  # parameters, where the state is nothing else
+    if args.numel is None:
+        args.numel = min(1_000_000, held)
+    if args.numel > held:
+        raise ConfigurationError(
+            f"--numel {args.numel} takes {args.numel * 4e-6:g} MB of state by itself: --state-mb that much "
+            "at least, or fewer parameters"
+        )
     config = {
         "target": args.peers * STEPS,
         "step_seconds": args.epoch_seconds / STEPS,
         "numel": args.numel,
         "compression": COMPRESSION,
-        "extra_bytes": max(0, args.state_mb * 1_000_000 - 4 * args.numel),
+        "extra_bytes": args.state_mb * 1_000_000 - 4 * args.numel,
         "zero_bytes": args.state_mb * 1_000_000 * 2 // 3 if args.fresh else 0,
     }
     with (

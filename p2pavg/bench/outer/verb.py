@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from p2pavg import codecs
-from p2pavg.bench.options import at_least, positive_int
+from p2pavg.bench.options import at_least, positive_int, processes, seed
 from p2pavg.bench.outer import CONTEXT
 from p2pavg.bench.outer.pace import Pace
 from p2pavg.bench.progress import progress
@@ -43,7 +43,7 @@ def register(subparsers: Any) -> None:
         epilog="example: p2pavg bench outer --peers 2 --inner-steps 30 --compression int4 --json -",
     )
     add = parser.add_argument
-    add("--peers", type=positive_int, default=2, help="real processes")
+    add("--peers", type=processes, default=2, help="real processes")
     add("--lab", metavar="TOPOLOGY", help="outer steps run on the hosts of a lab topology")
     add("--params", type=positive_int, default=100_000, help="parameters of the model, about")
     add("--inner-steps", type=positive_int, default=30, metavar="H", help="of each peer between averages")
@@ -59,7 +59,7 @@ def register(subparsers: Any) -> None:
     add("--overlap", type=int, default=0, help="inner steps that run behind a round")
     add("--fragments", type=positive_int, default=1, help="bins of tensors, averaged in turn")
     add("--keep-local", type=at_least(0.0), default=1.0, help="share of them that stays on top")
-    add("--seed", type=int, default=0, help="of the model and the samples")
+    add("--seed", type=seed, default=0, help="of the model and the samples")
     add("--seeds", type=positive_int, default=1, help="runs of both, with seeds from --seed on")
     add("--compute", choices=("sleep", "torch"), default="torch")
     add("--step-seconds", type=at_least(0.0), default=0.05, help="an inner step with --compute sleep")

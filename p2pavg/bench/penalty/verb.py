@@ -7,7 +7,7 @@ from statistics import mean, median
 from typing import Any
 
 from p2pavg import codecs
-from p2pavg.bench.options import at_least, compression, positive_int, torch_device
+from p2pavg.bench.options import at_least, compression, positive_int, processes, torch_device
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit
 from p2pavg.bench.workers import Workers
@@ -26,7 +26,7 @@ def register(subparsers: Any) -> None:
         "counts the time of the microbatches alone, global throughput the whole wall clock.",
         epilog="example: p2pavg bench penalty --peers 3 --delay --json -",
     )
-    parser.add_argument("--peers", type=positive_int, default=2, help="real processes")
+    parser.add_argument("--peers", type=processes, default=2, help="real processes")
     parser.add_argument("--lab", metavar="TOPOLOGY", help="run on the hosts of a lab topology")
     parser.add_argument("--params", type=positive_int, default=1_000_000, help="parameters of the model")
     parser.add_argument("--batch", type=positive_int, default=8, help="samples per microbatch")

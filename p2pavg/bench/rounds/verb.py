@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from p2pavg.bench.options import at_least, positive_int
+from p2pavg.bench.options import at_least, positive_int, processes
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, emit, percentile
 from p2pavg.bench.workers import Workers
@@ -19,7 +19,7 @@ EXAMPLE = "example: p2pavg bench rounds --peers 4 --epochs 100 --epoch-seconds 0
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb."""
     parser = subparsers.add_parser("rounds", epilog=EXAMPLE)
-    parser.add_argument("--peers", type=positive_int, default=4, help="processes (default 4)")
+    parser.add_argument("--peers", type=processes, default=4, help="processes (default 4)")
     parser.add_argument("--epochs", type=positive_int, default=100, help="epochs (default 100)")
     parser.add_argument(
         "--epoch-seconds", type=at_least(0.001), default=0.2, help="length of an epoch (default 0.2)"

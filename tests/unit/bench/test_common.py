@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from p2pavg import cli
 from p2pavg.bench.machine import tcp_sysctls
-from p2pavg.bench.options import positive_int
+from p2pavg.bench.options import positive_int, processes, seed
 from p2pavg.bench.progress import progress
 from p2pavg.bench.result import add_output_options, add_section_options, emit, emit_sections, percentile
+from p2pavg.bench.workers import WorkerError, Workers
+from p2pavg.cli.verbs import Parser
 from p2pavg.errors import ConfigurationError
 from p2pavg.report.plot import save_plot
 
@@ -116,6 +118,60 @@ def test_positive_int_refuses(text):
     """positive_int takes whole numbers from 1 only."""
     with pytest.raises(argparse.ArgumentTypeError):
         positive_int(text)
+
+
+def test_numbers_of_options_have_bounds():
+    """More processes than a machine starts, and numbers that nothing could be made of, are refused."""
+    assert (processes("64"), positive_int("1000000000")) == (64, 10**9)
+    for kind, text in (
+        (processes, "257"),
+        (positive_int, "9" * 13),
+        (positive_int, "9" * 5000),
+        (seed, "-1"),
+        (seed, "1" + "0" * 30),
+    ):
+        with pytest.raises(argparse.ArgumentTypeError) as told:
+            kind(text)
+        assert len(str(told.value)) < 100
+
+
+def test_what_workers_refuse_is_the_verbs_own_error():
+    """An argument that cannot work is told without the number of a worker, and as the verb calls it."""
+    answers = [
+        {"refused": 'plan="cheapest" needs prices=, a table'},
+        {"error": "no memory"},
+    ]
+    program = f"import sys\nfor line in {[json.dumps(answer) for answer in answers]}: print(line)"
+    with Workers(1, "", argv=[sys.executable, "-c", program]) as workers:
+        with pytest.raises(ConfigurationError, match=r"^plan="):
+            workers.workers[0].receive(60.0)
+        with pytest.raises(WorkerError, match=r"^worker 0: no memory$"):
+            workers.workers[0].receive(60.0)
+    parser = Parser()
+    parser.add_argument("--plan")
+    parser.add_argument("--prices")
+    parser.add_argument("--overlap")
+    assert (
+        parser.words("Outer(overlap=9) is more; Outer(overlap=...) must")
+        == "--overlap 9 is more; --overlap must"
+    )
+    assert parser.words(answers[0]["refused"]) == "--plan cheapest needs --prices, a table"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["chaos", "--peers", "1", "--faults", "join,kill"],
+            "'kill' needs a peer that outlives it",
+        ),
+        (["join", "--state-mb", "3", "--numel", "1000000"], "--numel 1000000 takes 4 MB of state by itself"),
+    ],
+)
+def test_what_a_benchmark_cannot_do_is_refused_before_it_begins(words, told, capsys):
+    """A swarm of one whose member is to be killed; a state that is smaller than its parameters."""
+    assert cli.main(["bench", *words]) == 1
+    assert told in capsys.readouterr().err
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1))

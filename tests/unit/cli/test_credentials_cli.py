@@ -75,6 +75,22 @@ def test_one_secret_for_all() -> None:
     assert Credentials.load("r.secret").run_id == "r"
 
 
+def test_a_request_is_printed_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """`request` beside a key that is there prints the same line and keeps the key: an invitation may be on
+    its way. A file that is no such key stays, too.
+    """
+    assert run("request") == 0
+    key, sent = Path("p2pavg-request.key").read_text(), capsys.readouterr().out
+    assert run("request") == 0
+    again = capsys.readouterr()
+    assert (again.out, Path("p2pavg-request.key").read_text()) == (sent, key)
+    assert "is there already, and this is its request again" in again.err
+    run("new", "r")
+    assert run("request", "--key", "r.authority") == 1
+    assert "not what 'credentials request' stored" in capsys.readouterr().err
+    assert Path("r.authority").stat().st_size > 100
+
+
 def test_show_tells_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
     """show names kind, run, peer and end of a file, and prints none of its secret bytes."""
     run("new", "r")
@@ -104,7 +120,8 @@ def test_show_tells_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
         (["accept", "--key", "r.authority", "r.authority"], "not what"),
         (["show", "p2pavg-secret:AAAA"], "command line"),
         (["show", "readable"], "chmod 600"),
-        (["show", "garbage"], "not credentials"),
+        (["show", "garbage"], "garbage: no credentials of p2pavg"),
+        (["invite", "r.authority", "--request", "empty"], "empty: nothing is in there"),
         (["new", "x", "--out", "/nowhere/file"], "cannot write"),
     ],
 )
@@ -115,6 +132,7 @@ def test_mistakes_are_one_sentence(words: list[str], why: str, capsys: pytest.Ca
     Path("readable").chmod(0o644)
     Path("garbage").write_text("hello")
     Path("garbage").chmod(0o600)
+    Path("empty").touch()
     capsys.readouterr()
     assert run(*words) == 1
     told = capsys.readouterr()

@@ -7,11 +7,12 @@ import socket
 import pytest
 
 from p2pavg.credentials import Authority
-from p2pavg.errors import ConfigurationError
+from p2pavg.errors import ConfigurationError, CredentialError
 from p2pavg.identity import Identity
 from p2pavg.membership import DHT, View
 from p2pavg.membership.reach.leases import Mapped
 from p2pavg.membership.reach.lessors import Lessors
+from p2pavg.membership.table.address import format_host_port
 from p2pavg.peer import mapping
 from p2pavg.peer.helper import Helper
 from p2pavg.peer.settings import Settings
@@ -54,6 +55,21 @@ async def test_a_helper_that_has_no_gateway_to_ask_opens_no_port() -> None:
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="map_port=True has no gateway to ask"):
             await Helper(settings, Identity.generate()).start()
+
+
+async def test_a_helper_that_the_run_does_not_let_in_says_so() -> None:
+    """With credentials of another authority, or with none, it ends with the reason, and no port is left."""
+    made = [Authority.new("run").member().to_text() for _ in range(2)]
+    door = Helper(
+        Settings("run", listen="127.0.0.1:0", initial_peers=[], credentials=made[0]), Identity.generate()
+    )
+    await door.start()
+    way = format_host_port(*door.addresses()[0])
+    for credentials, why in ((made[1], "not of this run"), (None, "that run is closed")):
+        settings = Settings("run", listen="127.0.0.1:0", initial_peers=[way], credentials=credentials)
+        with pytest.raises(CredentialError, match=why):
+            await Helper(settings, Identity.generate()).start()
+    await door.close()
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
