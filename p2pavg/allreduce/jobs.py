@@ -89,7 +89,9 @@ class JobInProgress:
         return self._expected[rank]
 
     def owed(self, rank: int) -> int:
-        """Chunks that this peer contributes to what `rank` adds up, means of its own side among them."""
+        """Chunks of its own that this peer contributes to what `rank` adds up: those that are ready to go.
+        Partial means are not among them, which come to be while the contributions of others arrive.
+        """
         return self._owed[rank]
 
     def count(self) -> None:
@@ -109,8 +111,8 @@ class JobInProgress:
             for giver in givers if self.weights else ():
                 due[giver][0] += chunks if self.plan.weight(index, giver, self.weights) > 0 else 0
             receiver = self.plan.receiver(index, self.rank)
-            if receiver is not None and self.weights:
-                owed[receiver] += chunks if self.plan.weight(index, self.rank, self.weights) > 0 else 0
+            if receiver is not None and self.weights and not self.plan.sends_partial(index, self.rank):
+                owed[receiver] += chunks if self.weights[self.rank] > 0 else 0
             if part.owner == self.rank:
                 due[self.rank][0] += chunks if self.weights and self.weights[self.rank] > 0 else 0
         self._expected = tuple((contributions, results) for contributions, results in due)

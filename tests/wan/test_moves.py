@@ -101,7 +101,6 @@ class Trainer:
         return told
 
 
-@pytest.mark.cold  # it strikes in a transfer, by the clock
 def test_an_address_that_changes_in_the_middle_of_a_round_costs_no_sample() -> None:
     """The peer is back within five seconds, with what it had counted: nobody discards anything."""
     with Lab(parse(TOPOLOGY, "moves")) as lab:
