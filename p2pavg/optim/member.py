@@ -288,7 +288,8 @@ class RunWrapper(Wrapper):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         stopped = isinstance(error, KeyboardInterrupt | SystemExit) or self._interrupts.waits
-        whole = error is None or (stopped and not self._interrupts.inside)
+        hurry = isinstance(error, SystemExit) and sigterm.asked()  # the notice is over, or SIGTERM came twice
+        whole = error is None or (stopped and not self._interrupts.inside and not hurry)
         self.close(None if whole else 0.0)  # else it may have struck in the middle of a step
         self._interrupts.release()
 

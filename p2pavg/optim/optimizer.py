@@ -300,7 +300,8 @@ class CollaborativeOptimizer(Accumulating):
         passes, half = self._flat.passes, self._update.lost or self._entering is not None
         if half:
             self._enter_again()
-        self.stepped, self._interrupts.inside = False, True
+        self.stepped = False
+        self._interrupts.begins()
         if not self.began:
             arguments.check_alone(self._flat.params)
             self.began = True

@@ -219,6 +219,8 @@ class Driver:
             closed = ClosedError("this peer is closed; build a new optimizer to train on")
             answer.set_exception(self._session.failure or closed)
             return
+        if answer.done():  # it was withdrawn from another thread before it came here
+            return
         deliveries = self._deliveries
         deliveries.wait(contribution, answer)
         self.recorder.arrived(time.monotonic())

@@ -458,3 +458,20 @@ def _loss(model: nn.Module, ids: list[int]) -> torch.Tensor:
     loss = loss_of(model, ids)
     torch.set_default_dtype(torch.float64)
     return loss
+
+
+def test_a_wait_that_is_called_off_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM on the way into the wait: step() ends, and so does the next one."""
+    post = Session._post
+
+    def called_off_first(session: Session, method: Callable[..., Any], *arguments: Any) -> None:
+        if method.__name__ == "arrived" and not session.called_off.is_set():
+            session.call_off()
+        post(session, method, *arguments)
+
+    model = net()
+    opt = wrap(model, {"compression": "none", "initial_peers": [], "listen": "127.0.0.1:0"})
+    monkeypatch.setattr(Session, "_post", called_off_first)
+    for ids in ([1, 2, 3, 4], [5, 6, 7, 8]):
+        step(opt, model, ids)
+    opt.close()

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from p2pavg.errors import ClosedError, ConfigurationError
 from p2pavg.optim.optimizer import CollaborativeOptimizer
+from p2pavg.optim.process import sigterm
 from p2pavg.rounds.training import Heal, State, copied
 from tests.unit.optim.fake_swarm import FakeSwarm
 
@@ -377,6 +378,22 @@ def test_close_ends_training_and_frees_the_parameters(swarm: FakeSwarm) -> None:
     with pytest.raises(ClosedError):
         opt.step()
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize(("asked", "notices"), [(False, [None]), (True, [0.0])])
+def test_a_second_sigterm_hands_nothing_over(
+    swarm: FakeSwarm, monkeypatch: pytest.MonkeyPatch, asked: bool, notices: list[float | None]
+) -> None:
+    """SystemExit between two steps hands over, but not where SIGTERM raised it: its notice is over."""
+    given: list[float | None] = []
+    opt = wrap(net())
+    monkeypatch.setattr(type(opt), "close", lambda _, notice_s=None: given.append(notice_s))
+    monkeypatch.setattr(sigterm, "_asked_at", 0.0 if asked else None)
+    with pytest.raises(SystemExit), opt:
+        raise SystemExit(143)
+    assert given == notices
+    monkeypatch.undo()
+    opt.close()
 
 
 @pytest.mark.parametrize(

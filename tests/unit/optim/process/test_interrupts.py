@@ -31,11 +31,12 @@ def strike() -> None:
 
 
 def test_the_first_waits_for_the_end_of_a_step() -> None:
-    """Ctrl-C between two steps is raised at the end of the next one, and one after it is held again."""
+    """Ctrl-C in a step is raised at its end, and one in a later step is held again."""
     held = holding()
     for _ in range(2):
+        held.begins()
+        assert held.inside
         strike()
-        held.inside = True
         with pytest.raises(KeyboardInterrupt):
             held.ended()
         assert not held.waits
@@ -52,6 +53,43 @@ def test_the_second_interrupts_at_once() -> None:
         strike()
     held.ended()
     held.release()
+
+
+def test_after_the_first_was_raised_none_is_held() -> None:
+    """Who presses Ctrl-C again while the block is left waits for nothing."""
+    held = holding()
+    strike()
+    with pytest.raises(KeyboardInterrupt):
+        held.ended()
+    with pytest.raises(KeyboardInterrupt):
+        strike()
+    held.release()
+
+
+def test_a_step_on_another_thread_ends_the_wait_too() -> None:
+    """Ctrl-C comes to the main thread, though another one trains."""
+    held = holding()
+    thread = threading.Thread(target=held.ended)
+
+    def idle() -> None:
+        strike()
+        thread.start()
+        threading.Event().wait(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        idle()
+    thread.join()
+    held.release()
+
+
+def test_a_block_that_has_ended_passes_all_on() -> None:
+    """A handler that was put there inside the block may bring the block's own back after it."""
+    held = holding()
+    own = signal.getsignal(signal.SIGINT)
+    held.release()
+    signal.signal(signal.SIGINT, own)
+    with pytest.raises(KeyboardInterrupt):
+        strike()
 
 
 def test_before_training_nothing_is_held() -> None:
@@ -127,6 +165,28 @@ def test_nested_blocks_pass_it_on() -> None:
         outer.ended()
     inner.release()
     outer.release()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_the_second_interrupts_nested_blocks_at_once(ended: bool) -> None:
+    """However many blocks hold it, and whether the inner one has passed it on."""
+    outer, inner = holding(), holding()
+    strike()
+    if ended:
+        inner.ended()
+    with pytest.raises(KeyboardInterrupt):
+        strike()
+    assert not outer.waits
+    inner.release()
+    outer.release()
+
+
+def test_nested_blocks_may_end_in_any_order() -> None:
+    """The inner one leaves nothing behind of an outer one that was closed before it."""
+    outer, inner = holding(), holding()
+    outer.release()
+    inner.release()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
