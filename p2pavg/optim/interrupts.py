@@ -12,9 +12,8 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from p2pavg.optim.process.sigterm import SLACK_S
 from p2pavg.peer.words.notice import tell
-
-SLACK_S = 2.0  # seconds after the notice until a training thread that calls no step() is interrupted
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from p2pavg.report import RoundReport
 log = logging.getLogger("p2pavg.report")
 
 
-def read_reports(path: str | os.PathLike[str]) -> tuple[list[RoundReport], list[int]]:
-    """The reports of one file, and the numbers of lines that are not whole, which are warned of and left out:
+def read_reports(path: str | os.PathLike[str]) -> tuple[list[RoundReport], bool]:
+    """The reports of one file, and whether it has lines that are not whole, which are warned of and left out:
     a peer may have been killed while it wrote one. Raises ConfigurationError, which names the line that
     cannot be used.
     """
@@ -53,7 +53,7 @@ def read_reports(path: str | os.PathLike[str]) -> tuple[list[RoundReport], list[
         raise ConfigurationError(
             f"{name!r} is empty: peers write there with P2PAVG_REPORTS={name}, a line after every epoch"
         )
-    return reports, cut
+    return reports, bool(cut)
 
 
 def end_last_line(path: str | os.PathLike[str]) -> None:
@@ -98,9 +98,9 @@ def load(paths: Sequence[str | os.PathLike[str]], run_id: str | None = None) -> 
     reports: list[RoundReport] = []
     cut = []
     for path in paths:
-        found, lines = read_reports(path)
+        found, is_cut = read_reports(path)
         reports += found
-        if lines:
+        if is_cut:
             cut.append(str(path))
     names = sorted({report.run_id for report in reports})
     if run_id is None and len(names) > 1:
