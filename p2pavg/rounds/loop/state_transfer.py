@@ -129,12 +129,12 @@ class States:
         return self._engine.spared() + saved + waiting
 
     def close(self) -> None:
-        """Download and give nothing any more."""
+        """Download and give nothing any more. The loop's own threads end after those of the background."""
         if self._joining is not None:
             self._joining[1].cancel()
         self._exchange.close()
         self._exchange.donor.close()
-        self._background.shutdown(wait=False)
+        asyncio.get_running_loop().run_in_executor(None, self._background.shutdown)
 
     # Epochs.
 
